@@ -57,12 +57,11 @@ async def become_ready(log, shards):
     """Waits until every shard's stream answers: new streams may have no leader yet."""
     for shard in range(shards):
         for request in (Bounds(shard), ReadSlots(shard, 1)):
-            while True:
-                try:
+            is_answered = False
+            while not is_answered:
+                with suppress(Unanswered):
                     await log.execute(request)
-                    break
-                except Unanswered:
-                    await asyncio.sleep(0.05)
+                    is_answered = True
 
 
 async def read_until(log, first, last):

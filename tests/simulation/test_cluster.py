@@ -21,11 +21,12 @@ from penstock.testing.simulation.nodes import SimulatedNode
 from penstock.testing.simulation.schedule import RunSchedule
 from penstock.testing.simulation.streams import ModelStream
 from tests.conftest import FULL
+from tests.measure import IN_SCORE
 from tests.simulation import planted
 from tests.simulation.script import ClusterScript
 
 BLOCKS = 4
-SEEDS = 100_000 if FULL else 240
+SEEDS = 100_000 if FULL else 1_000 if IN_SCORE else 240
 # Within how many seeds, from 0 on, each planted fault is found. The real code passes them all.
 WITHIN = 500
 PLANTED = [

@@ -5,7 +5,7 @@ most; deciding changed nothing; replaying the events, and restoring the snapshot
 state byte for byte. Now and then the engine is replaced by one restored or replayed, and must go
 on as if nothing had happened.
 
-About 10,000 steps by default; PENSTOCK_SIMULATION_LIVES=20000 makes it a million.
+About 10,000 steps; a million with the full figures. PENSTOCK_SIMULATION_LIVES is their number / 50.
 """
 
 import os
@@ -60,9 +60,10 @@ from penstock.service import (
     Release,
     Stats,
 )
+from tests.conftest import FULL
 from tests.simulation.model import KnownReceipt, Model, Wait, outcome
 
-LIVES = int(os.environ.get("PENSTOCK_SIMULATION_LIVES", "250"))
+LIVES = int(os.environ.get("PENSTOCK_SIMULATION_LIVES", "20000" if FULL else "250"))
 STEPS = 50
 pytestmark = pytest.mark.timeout(120 + LIVES)
 IDENTITY = b"\x01" * 7
@@ -285,6 +286,7 @@ class Lives(RuleBasedStateMachine):
                 "retention_ms": st.sampled_from([30_000, 345_600_000]),
                 "messages_max": st.sampled_from([3, 10, None]),
                 "in_flight_max": st.sampled_from([2, None]),
+                "priority_age_ms": st.sampled_from([1, 700, 30_000, None]),
             },
         ),
         max_receives=st.none() | st.integers(1, 3),
@@ -298,6 +300,7 @@ class Lives(RuleBasedStateMachine):
             changes["max_receives"] = max_receives
         if SETTINGS[name].get("fifo"):
             changes["dedup_per_group"] = per_group
+            changes.pop("priority_age_ms", None)
         reply = outcome(lambda: self.configured(name, changes))
         self.run(ConfigureQueue(name, changes), lambda: reply)
 

@@ -14,6 +14,7 @@ A node that stops hands its shards over first. A draining node takes no shards.
 import asyncio
 import secrets
 import shutil
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -44,7 +45,13 @@ from penstock.cluster.membership import (
 )
 from penstock.cluster.other_shards import OtherShards, maintain_spread_queues
 from penstock.cluster.owner import read_ownership, take_over
-from penstock.cluster.placement import Elsewhere, ranked, shard_identity, shard_key
+from penstock.cluster.placement import (
+    Elsewhere,
+    ranked,
+    read_shard,
+    shard_identity,
+    shard_key,
+)
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.serving import OwnedShard, end_tasks
 from penstock.cluster.spread import SpreadGuard
@@ -67,6 +74,8 @@ _YIELD_S: Final = 15.0
 # How long a move waits for the standby to catch up, before other shards are moved.
 _CATCH_UP_S: Final = 10.0
 _NOT_OWNED: Final = b"? not owned here"
+_REQUEST_BYTES_MAX: Final = 100
+_FAILURES_MAX: Final = 5
 _LEAVE_S: Final = 5.0
 # For how long a node answers NOT_OWNER for a shard that it has handed over.
 _REDIRECT_S: Final = 2.0
@@ -88,7 +97,8 @@ class ClusterNode:
     ) -> None:
         self.node = node
         self.owned: dict[int, OwnedShard] = {}
-        self.failures: list[str] = []
+        # The last ones, for `penstock cluster status`.
+        self.failures: deque[str] = deque(maxlen=_FAILURES_MAX)
         self._replicated = replicated
         self._client = client
         self._name = name
@@ -163,7 +173,8 @@ class ClusterNode:
         await message.respond(self._state.encode())
 
     async def _take_grown(self, message: Msg) -> None:
-        standby = self._standbys.get(int(message.subject.rpartition(".")[2]))
+        shard = read_shard(message.subject.rpartition(".")[2])
+        standby = None if shard is None else self._standbys.get(shard)
         if standby is not None:
             standby.wake()
 
@@ -172,12 +183,14 @@ class ClusterNode:
 
     async def _answer_request(self, message: Msg) -> None:
         """Answers a request of another node, or of `penstock cluster`."""
-        words = message.data.decode(errors="replace").split()
-        if words[:1] == ["yield"] and len(words) == 2:
-            self._run(self._hand_over(int(words[1]), message))
-        elif words == ["drain"]:
+        text = message.data[:_REQUEST_BYTES_MAX].decode(errors="replace")
+        verb, _, rest = text.partition(" ")
+        shard = read_shard(rest)
+        if verb == "yield" and shard is not None:
+            self._run(self._hand_over(shard, message))
+        elif text == "drain":
             self._run(self._drain(message))
-        elif words == ["status"]:
+        elif text == "status":
             await message.respond(msgspec.json.encode(self.status()))
         else:
             await message.respond(b"? unknown request")
@@ -207,7 +220,7 @@ class ClusterNode:
                 str(shard): {"slot": standby.replica.next_slot - 1, "gaps": standby.replica.gaps}
                 for shard, standby in sorted(self._standbys.items())
             },
-            "failures": self.failures[-5:],
+            "failures": list(self.failures),
         }
 
     # Which nodes there are.

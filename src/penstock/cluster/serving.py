@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from time import perf_counter
 from typing import Any, Final
 
 from nats.aio.client import Client
@@ -39,6 +40,9 @@ _LEADER_MOVE_S: Final = 3.0
 # How long after an append standbys are notified to read the log.
 _HINT_S: Final = 0.1
 _UNSUBSCRIBE_S: Final = 1.0
+# After this time the commands of one message wait for the next turn of the event loop: a short
+# command may take long.
+_TURN_S: Final = 0.005
 
 
 class OwnedShard:
@@ -101,8 +105,12 @@ class OwnedShard:
 
     async def _take(self, message: Msg) -> None:
         back = message.reply.rpartition(".")[0] + calls.REPLIES
+        until_s = perf_counter() + _TURN_S
         async for token, data in calls.in_slices(message.data):
             self._answers.take((back, token), data)
+            if perf_counter() > until_s:
+                await asyncio.sleep(0)
+                until_s = perf_counter() + _TURN_S
 
     # Tasks.
 

@@ -34,6 +34,7 @@ from penstock.errors import (
 from penstock.service import (
     DEDUP_WINDOW_MS,
     PEEK_LIMIT_MAX,
+    QUEUES_LIMIT_MAX,
     REDRIVE_MAX,
     Batch,
     Claim,
@@ -258,7 +259,7 @@ class AsyncRabbit:
         return (await self._queues.find(command.queue)).info
 
     def _listed(self, command: ListQueues | DescribeQueues) -> list[str]:
-        check_number("limit", command.limit, 1, 2**31)
+        check_number("limit", command.limit, 1, QUEUES_LIMIT_MAX)
         if type(command.prefix) is not str or type(command.after) is not str:
             raise InvalidField("prefix, after: expected text")
         names = (name for name in self._registry.queues if name.startswith(command.prefix))
