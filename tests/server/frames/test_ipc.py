@@ -378,7 +378,7 @@ def test_a_fault_within_the_engine_ends_the_server_and_is_reported(server, wire,
         assert late.next()[0] == ERROR
 
 
-def test_the_status_says_what_keeps_the_store_from_being_kept_in_order(serve, tmp_path):
+def test_the_status_shows_why_housekeeping_fails(serve, tmp_path):
     engine: Any = open_engine(tmp_path / "store", durability="os")
     (tmp_path / "store" / "readers").mkdir()
     (tmp_path / "store" / "readers" / "lake.json").write_text("nonsense")
@@ -394,7 +394,7 @@ def test_the_status_says_what_keeps_the_store_from_being_kept_in_order(serve, tm
 # Stopping.
 
 
-def test_a_server_that_stops_says_goodbye_to_those_who_wait(server, wire):
+def test_a_server_that_stops_sends_goodbye_to_clients_that_wait(server, wire):
     wire.send((2, Pull("orders", wait_ms=60_000)))
     until(lambda: server.frames.status()["waiting_pulls"] == 1)
     server.stop()
