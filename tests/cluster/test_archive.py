@@ -96,7 +96,7 @@ def test_an_archive_that_does_not_fit_the_stream_is_refused_and_left_alone(tmp_p
     assert read_back(tmp_path) == before
 
 
-def test_every_shard_of_a_cluster_is_archived_by_whoever_owns_it(on_cluster, tmp_path):
+def test_every_shard_of_a_cluster_is_archived_by_its_owner(on_cluster, tmp_path):
     archive = tmp_path / "archive"
 
     async def work(cluster):
