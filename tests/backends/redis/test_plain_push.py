@@ -111,8 +111,12 @@ def test_a_plain_push_is_encoded_as_by_the_general_path(queues):
         for priority in (0, 9):
             command = Push("orders", bytes(size), None, priority)
             general = encode_push(command, size, None)
-            plain = plain_item(queue, command)
-            assert plain == encode_plain(command, check_push(command))
+            item = plain_item(queue, command)
+            assert item is not None
+            sent = b"".join(item)
+            assert sent == b"".join(encode_plain(command, check_push(command)))
+            length, _, plain = sent.partition(b"\r\n")
+            assert length == b"$%d" % len(plain)
             # Both have size and priority, some lengths, and the content.
             assert (plain[:5], plain[9:]) == (general[:5], general[29:])
     assert encode_bare(b"body") == encode_push(Push("orders", b"body"), 4, None)
