@@ -43,14 +43,15 @@ def distribute(
     progress: Progress = no_progress,
     *,
     few: int | None = None,
+    size: int | None = None,
 ) -> list[R]:
     """What the function returns for each piece of work and a number of threads, in any order.
 
     Results are of the type `result` and travel as msgpack. `scratch` is a directory that every
     executor sees; what tasks leave there to show progress is removed. Up to `few` pieces are done
-    in this process.
+    in this process; `size` is the number to be compared if pieces are not all of one size.
     """
-    if len(work) <= (FEW if few is None else few):
+    if (len(work) if size is None else size) <= (FEW if few is None else few):
         return _run_here(function, work, progress)
     spark = open_spark()
     scratch.mkdir(parents=True, exist_ok=True)
