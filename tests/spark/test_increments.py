@@ -425,8 +425,10 @@ def test_a_lake_of_an_earlier_release_is_updated_by_the_next_run(tmp_path, monke
     assert all(row["dead"] is not None for row in found)
 
 
-def test_tables_and_audits_report_progress_part_by_part(tmp_path, monkeypatch):
+def test_tables_and_audits_report_progress_task_by_task(tmp_path, monkeypatch):
     monkeypatch.setattr(fold, "PART_MESSAGES", PART)
+    # A task for each part.
+    monkeypatch.setattr(judge, "TASK_ROWS", 0)
     monkeypatch.setattr(distribute, "FEW", 1_000)
     lake = Lake.open(tmp_path / "lake", create=True)
     add_events(lake, journal(5, "a" * 32, 0))
@@ -434,7 +436,7 @@ def test_tables_and_audits_report_progress_part_by_part(tmp_path, monkeypatch):
         shown: list[float] = []
         step(no_spark, lake, progress=shown.append)
         assert shown == sorted(shown)
-        # At least one step a part; the first half of an audit is the tables, current here.
+        # At least one step a task; the first half of an audit is the tables, current here.
         assert len(set(shown)) >= LIVES // PART
         assert shown[0] < 0.7
         assert shown[-1] == 1
