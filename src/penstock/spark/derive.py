@@ -313,7 +313,8 @@ class _Run:
                 kept[part],
                 next_number(kept[part]),
             )
-            for part in sorted(chosen)
+            # The newest ranges have most of the new messages: the longest tasks come first.
+            for part in sorted(chosen, key=lambda part: (-part.nth, part))
         ]
         found = distribute(
             self.open_spark, fold_part, work, list[FoldedPart], self.scratch, progress
