@@ -6,7 +6,14 @@ when the command is used, so a slow import does not delay the other commands.
 """
 
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import (
+    SUPPRESS,
+    Action,
+    ArgumentParser,
+    Namespace,
+    RawDescriptionHelpFormatter,
+    _SubParsersAction,
+)
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final, NoReturn, Protocol, cast
@@ -84,6 +91,12 @@ class _Formatter(RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
 
+    def add_argument(self, action: Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, _SubParsersAction):
+            # argparse does not count that commands are indented: the longest would be wrapped.
+            self._action_max_length += self._indent_increment
+
 
 class Parser(ArgumentParser):
     """A parser that raises UsageError and imports its command's module on first use."""
@@ -91,6 +104,7 @@ class Parser(ArgumentParser):
     def __init__(self, *, command: str | None = None, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
         self._unloaded_command = command
+        self._actions_of_command: _SubParsersAction[Any] | None = None
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
@@ -104,7 +118,13 @@ class Parser(ArgumentParser):
             self.error(describe_surplus(surplus, self.format_help()))
         return found, surplus
 
+    def add_subparsers(self, **options: Any) -> "_SubParsersAction[Any]":
+        self._actions_of_command = super().add_subparsers(**options)
+        return self._actions_of_command
+
     def error(self, message: str) -> NoReturn:
+        if self._actions_of_command is not None and message.endswith(": ACTION"):
+            message = f"the action is missing: {', '.join(self._actions_of_command.choices)}"
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
@@ -150,9 +170,16 @@ def make_parser() -> ArgumentParser:
         dest="command", metavar="COMMAND", required=True, title="commands", parser_class=Parser
     )
     for name, summary in COMMANDS.items():
-        commands.add_parser(name, help=summary, description=_sentence(summary), command=name)
+        add_action(commands, name, summary, command=name)
     return parser
 
 
-def _sentence(summary: str) -> str:
-    return summary[0].upper() + summary[1:] + "."
+def add_action(
+    actions: "_SubParsersAction[Any]", name: str, summary: str, **options: Any
+) -> ArgumentParser:
+    """Adds a command, or an action of a command, such as `daemon status`."""
+    description = f"{summary[0].upper()}{summary[1:]}."
+    added: ArgumentParser = actions.add_parser(
+        name, help=summary, description=description, **options
+    )
+    return added

@@ -16,13 +16,13 @@ import msgspec
 from penstock.cluster.log import (
     RETRY_MS,
     LogSteps,
-    Look,
     Mismatch,
     Pause,
+    ReadRegister,
     Register,
     Swap,
     Unanswered,
-    insist,
+    until_answered,
 )
 from penstock.cluster.placement import IDENTITY_BYTES
 from penstock.core.receipts import KEY_BYTES
@@ -96,7 +96,7 @@ def create_or_read_settings(shards: int, replicas: int) -> LogSteps[ClusterSetti
         shards, replicas, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(IDENTITY_BYTES)
     )
     while True:
-        found: Register | None = yield from insist(Look("cluster"))
+        found: Register | None = yield from until_answered(ReadRegister("cluster"))
         if found is not None:
             return read_cluster_settings(found)
         try:
@@ -110,7 +110,7 @@ def create_or_read_settings(shards: int, replicas: int) -> LogSteps[ClusterSetti
 def set_register(key: str, value: bytes) -> LogSteps[int]:
     """Sets a register, whatever its value was; returns its revision."""
     while True:
-        found: Register | None = yield from insist(Look(key))
+        found: Register | None = yield from until_answered(ReadRegister(key))
         if found is not None and found.value == value:
             return found.revision
         try:

@@ -14,6 +14,7 @@ A node that stops hands its shards over first. A draining node takes no shards.
 import asyncio
 import secrets
 import shutil
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -27,10 +28,9 @@ from nats.aio.subscription import Subscription
 
 from penstock.clock import Clock, SystemClock
 from penstock.cluster.archive import ShardArchive, shard_directory
-from penstock.cluster.between import OtherShards, maintain_spread_queues
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import NO_ARCHIVE, ReplicatedJournal
-from penstock.cluster.log import Look, LookAll, Register, Unanswered, insist
+from penstock.cluster.log import ReadRegister, ReadRegisters, Register, Unanswered, until_answered
 from penstock.cluster.membership import (
     ARCHIVE_KEY,
     ARCHIVE_ON,
@@ -43,18 +43,26 @@ from penstock.cluster.membership import (
     read_node,
     set_register,
 )
+from penstock.cluster.other_shards import OtherShards, maintain_spread_queues
 from penstock.cluster.owner import read_ownership, take_over
-from penstock.cluster.placement import Elsewhere, ranked, shard_identity, shard_key
+from penstock.cluster.placement import (
+    Elsewhere,
+    ranked,
+    read_shard,
+    shard_identity,
+    shard_key,
+)
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.serving import OwnedShard, end_tasks
 from penstock.cluster.spread import SpreadGuard
 from penstock.cluster.standby import Standby
 from penstock.errors import PenstockError, StoreInUse
 
-_LOOK_S: Final = 0.1
-# How long one look waits for answers to its pings. An answer that comes later counts, too.
+# The pause between two rounds. A round pings all nodes and decides which shards this node takes.
+_ROUND_S: Final = 0.1
+# How long a round waits for answers to its pings. An answer that comes later counts, too.
 _PING_S: Final = 0.12
-# The pause before the next look while a node has refused fewer than REFUSED_MAX pings.
+# The pause before the next round while a node has refused fewer than REFUSED_MAX pings.
 _REFUSED_S: Final = 0.06
 _NAME_TAKEN_S: Final = 0.25
 _REGISTERS_S: Final = 1.0
@@ -66,6 +74,8 @@ _YIELD_S: Final = 15.0
 # How long a move waits for the standby to catch up, before other shards are moved.
 _CATCH_UP_S: Final = 10.0
 _NOT_OWNED: Final = b"? not owned here"
+_REQUEST_BYTES_MAX: Final = 100
+_FAILURES_MAX: Final = 5
 _LEAVE_S: Final = 5.0
 # For how long a node answers NOT_OWNER for a shard that it has handed over.
 _REDIRECT_S: Final = 2.0
@@ -87,7 +97,8 @@ class ClusterNode:
     ) -> None:
         self.node = node
         self.owned: dict[int, OwnedShard] = {}
-        self.failures: list[str] = []
+        # The last ones, for `penstock cluster status`.
+        self.failures: deque[str] = deque(maxlen=_FAILURES_MAX)
         self._replicated = replicated
         self._client = client
         self._name = name
@@ -113,7 +124,7 @@ class ClusterNode:
         self._others: OtherShards | None = None
         self._takeovers = asyncio.Semaphore(_TAKEOVERS_MAX)
         self._stopping = False
-        self._look_now = asyncio.Event()
+        self._round_now = asyncio.Event()
         # Set whenever a shard has left this node, and when the nodes that take shards have changed.
         self._shard_left = asyncio.Event()
 
@@ -162,21 +173,24 @@ class ClusterNode:
         await message.respond(self._state.encode())
 
     async def _take_grown(self, message: Msg) -> None:
-        standby = self._standbys.get(int(message.subject.rpartition(".")[2]))
+        shard = read_shard(message.subject.rpartition(".")[2])
+        standby = None if shard is None else self._standbys.get(shard)
         if standby is not None:
             standby.wake()
 
     async def _take_owned(self, message: Msg) -> None:
-        self._look_now.set()
+        self._round_now.set()
 
     async def _answer_request(self, message: Msg) -> None:
         """Answers a request of another node, or of `penstock cluster`."""
-        words = message.data.decode(errors="replace").split()
-        if words[:1] == ["yield"] and len(words) == 2:
-            self._run(self._hand_over(int(words[1]), message))
-        elif words == ["drain"]:
+        text = message.data[:_REQUEST_BYTES_MAX].decode(errors="replace")
+        verb, _, rest = text.partition(" ")
+        shard = read_shard(rest)
+        if verb == "yield" and shard is not None:
+            self._run(self._hand_over(shard, message))
+        elif text == "drain":
             self._run(self._drain(message))
-        elif words == ["status"]:
+        elif text == "status":
             await message.respond(msgspec.json.encode(self.status()))
         else:
             await message.respond(b"? unknown request")
@@ -206,7 +220,7 @@ class ClusterNode:
                 str(shard): {"slot": standby.replica.next_slot - 1, "gaps": standby.replica.gaps}
                 for shard, standby in sorted(self._standbys.items())
             },
-            "failures": self.failures[-5:],
+            "failures": list(self.failures),
         }
 
     # Which nodes there are.
@@ -216,8 +230,8 @@ class ClusterNode:
         while not self._stopping:
             now_s = self._loop.time()
             with suppress(Unanswered):
-                if now_s - registers_s > _REGISTERS_S or self._look_now.is_set():
-                    self._look_now.clear()
+                if now_s - registers_s > _REGISTERS_S or self._round_now.is_set():
+                    self._round_now.clear()
                     await self._read_registers()
                     registers_s = now_s
             pings = [self._run(self._ping(node, peer)) for node, peer in self._peers.items()]
@@ -227,15 +241,15 @@ class ClusterNode:
             self._decide()
             is_refused = any(0 < peer.refused < REFUSED_MAX for peer in self._peers.values())
             with suppress(TimeoutError):
-                async with asyncio.timeout(_REFUSED_S if is_refused else _LOOK_S):
-                    await self._look_now.wait()
+                async with asyncio.timeout(_REFUSED_S if is_refused else _ROUND_S):
+                    await self._round_now.wait()
 
     async def _read_registers(self) -> None:
         nodes: dict[str, NodeInfo] = {}
         owners: dict[int, Register] = {}
         pins: dict[int, str] = {}
         for kind in ("node.", "owner.", "pin."):
-            for register in await self._replicated.execute(LookAll(kind)):
+            for register in await self._replicated.execute(ReadRegisters(kind)):
                 rest = register.key.removeprefix(kind)
                 if kind == "node.":
                     nodes[rest] = read_node(register)
@@ -331,7 +345,7 @@ class ClusterNode:
         try:
             await work(shard, *arguments)
         except PenstockError as error:
-            # Another node was first, or the log does not answer. The next look decides anew.
+            # Another node was first, or the log does not answer. The next round decides again.
             self.failures.append(f"shard {shard}: {error}")
         finally:
             self._busy.discard(shard)
@@ -387,7 +401,7 @@ class ClusterNode:
             except BaseException:
                 replica.close()
                 shutil.rmtree(replica.directory, ignore_errors=True)
-                self._look_now.set()
+                self._round_now.set()
                 raise
             settings = self._settings
             engine = replica.engine(
@@ -426,7 +440,8 @@ class ClusterNode:
 
     async def _permit_purges(self, journal: ReplicatedJournal) -> None:
         """Lets a shard be purged, unless other nodes archive it; the shard is served meanwhile."""
-        found: Register | None = await self._replicated.run(insist(Look(ARCHIVE_KEY)))
+        steps = until_answered(ReadRegister(ARCHIVE_KEY))
+        found: Register | None = await self._replicated.run(steps)
         if found is None or found.value != ARCHIVE_ON:
             journal.archived_position = NO_ARCHIVE
 
@@ -439,7 +454,7 @@ class ClusterNode:
         if self.owned.get(owned.shard) is owned:
             del self.owned[owned.shard]
         self._shard_left.set()
-        self._look_now.set()
+        self._round_now.set()
         self._run(self._discard(owned))
 
     async def _discard(self, owned: OwnedShard) -> None:
@@ -459,7 +474,7 @@ class ClusterNode:
                 async with asyncio.timeout(_CATCH_UP_S):
                     await self._standbys[shard].catch_up()
             except TimeoutError:
-                # The standby continues to read; a later look tries again.
+                # The standby continues to read; a later round tries again.
                 return
             # Before the owner stops: from then on clients wait.
             replica = await self._end_standby(shard)
@@ -486,7 +501,7 @@ class ClusterNode:
         )
         try:
             while not asking.done():
-                await asyncio.wait([asking], timeout=_LOOK_S)
+                await asyncio.wait([asking], timeout=_ROUND_S)
                 if owner not in self._live:
                     return b"? the owner has stopped"
             return asking.result().data

@@ -155,12 +155,13 @@ class Task(Generic[P, R]):
 
     def _push(self, delay_ms: int | None, args: bytes) -> "PushedTask[R]":
         options = self.options
+        has_ttl = options.ttl_ms is not None
         command = Push(
             options.queue,
-            self._start + args + b"}" if options.ttl_ms is None else self._body(args, delay_ms),
+            self._body(args, delay_ms) if has_ttl else self._start + args + b"}",
             delay_ms,
             options.priority,
-            self._ttl_ms(delay_ms),
+            self._ttl_ms(delay_ms) if has_ttl else None,
             self._dedup_id(args) if options.unique else None,
             None,
             trace_attributes(),

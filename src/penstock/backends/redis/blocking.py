@@ -13,6 +13,7 @@ import struct
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 import hiredis
@@ -26,7 +27,7 @@ from penstock.backends.portal import Portal
 from penstock.backends.redis.address import HostPort, RedisTarget
 from penstock.backends.redis.layout import RedisQueue
 from penstock.backends.redis.link import RedisCommand, is_temporary, pack
-from penstock.backends.redis.messages import RedisMessages, plain_end, plain_item
+from penstock.backends.redis.messages import RedisMessages, plain_item
 from penstock.backends.redis.moves import RedisMoves
 from penstock.backends.redis.queues import RedisQueues
 from penstock.clock import Clock
@@ -35,7 +36,12 @@ from penstock.service import Command, Delete, Extend, Push, PushMany, PushReply,
 
 R = TypeVar("R")
 _RECEIVE_BYTES: Final = 65_536
+# Enough for a number, and so little that Python keeps memory of this size at hand.
+_NUMBER_BYTES: Final = 64
+# A connection that has answered so recently is not checked before it is used again.
+FRESH_S: Final = 0.0002
 _PLAIN_MAX: Final = 1_000
+_ITEM: Final = b"$4\r\nitem\r\n"
 
 
 class NothingSent(Exception):
@@ -55,6 +61,7 @@ class DirectLink:
         # The connection of redis-py, which keeps the socket open and closes it.
         self._connection: Any = None
         self._reader: Any = None
+        self._answered_s = 0.0
         # Shows without waiting whether the socket is readable.
         self._poll = select.poll()
         # Whether a script has run for the current command, which then must not be repeated.
@@ -71,12 +78,20 @@ class DirectLink:
         self.has_changed = self.has_changed or any(each[0] != "HMGET" for each in commands)
         return replies
 
-    def exchange(self, sent: bytes, count: int) -> list[Any]:
-        """The replies to so many packed commands. Raises NothingSent or BackendLost."""
+    def exchange(self, sent: bytes, count: int, receive_bytes: int = _RECEIVE_BYTES) -> list[Any]:
+        """The replies to so many packed commands. Raises NothingSent or BackendLost.
+
+        `receive_bytes` is how much is read first.
+        """
         link = self._checked()
         try:
             link.sendall(sent)
-            replies = self._receive(link, count)
+            part = link.recv(receive_bytes)
+            self._answered_s = monotonic()
+            if count == 1 and part[:1] == b":" and part[-2:] == b"\r\n":
+                # A number needs no parser.
+                return [int(part[1:-2])]
+            replies = self._receive(link, part, count)
         except (OSError, hiredis.HiredisError) as error:
             self.forget()
             raise BackendLost(f"{self._target.shown}: {self._reason(error)}") from None
@@ -95,19 +110,18 @@ class DirectLink:
             return BackendLost(f"{self._target.shown}: {reason}")
         return NothingSent()
 
-    def _receive(self, link: socket.socket, count: int) -> list[Any]:
+    def _receive(self, link: socket.socket, part: bytes, count: int) -> list[Any]:
+        """So many replies, which begin with this part."""
         reader, replies = self._reader, []
         while True:
-            reply = reader.gets()
-            if reply is not False:
-                replies.append(reply)
-                if len(replies) == count:
-                    return replies
-                continue
-            part = link.recv(_RECEIVE_BYTES)
             if not part:
                 raise ConnectionResetError("the server has closed the connection")
             reader.feed(part)
+            while (reply := reader.gets()) is not False:
+                replies.append(reply)
+                if len(replies) == count:
+                    return replies
+            part = link.recv(_RECEIVE_BYTES)
 
     def _reason(self, error: Exception) -> str:
         if isinstance(error, BlockingIOError):
@@ -115,11 +129,15 @@ class DirectLink:
         return " ".join(str(error).split()) or type(error).__name__
 
     def _checked(self) -> socket.socket:
-        """The socket, which the server has not closed. Raises NothingSent."""
+        """The socket, which the server has not closed. Raises NothingSent.
+
+        Right after an answer this is not checked: closing it at just that moment is no more likely
+        than between the check and the command.
+        """
         link = self._socket
         if link is None:
             return self._connect()
-        if not self._poll.poll(0):
+        if monotonic() - self._answered_s < FRESH_S or not self._poll.poll(0):
             return link
         # No request is open, so a readable socket means that the server has closed it.
         self.forget()
@@ -227,7 +245,7 @@ class BlockingRedis:
         sent = self._packed_push(queue, command)
         if sent is None:
             return None
-        (answer,) = self._link.exchange(sent, 1)
+        (answer,) = self._link.exchange(sent, 1, _NUMBER_BYTES)
         if type(answer) is int:
             return PushReply(queue.ids.show(answer), answer, False)
         self._link.has_changed = True
@@ -242,8 +260,7 @@ class BlockingRedis:
         if ends is None:
             if len(self._plain) >= _PLAIN_MAX:
                 self._plain.clear()
-            parts = self._queues.command_of("push", queue.keys, b"item", *plain_end(queue))
-            start, _, end = pack(parts).partition(b"$4\r\nitem\r\n")
+            start, _, end = pack(self._queues.plain_push(queue, b"item")).partition(_ITEM)
             ends = self._plain[queue.identity] = (start, end)
         return b"%b$%d\r\n%b\r\n%b" % (ends[0], len(item), item, ends[1])
 

@@ -11,9 +11,11 @@ from typing import Any, Final
 
 from penstock.backends.redis.layout import (
     RedisQueue,
+    encode_bare,
     encode_claim,
     encode_plain,
     encode_push,
+    plain_head,
 )
 from penstock.backends.redis.link import checked_reply
 from penstock.backends.redis.moves import RedisMoves
@@ -79,8 +81,8 @@ class RedisMessages:
         if item is None:
             reply: PushReply = raised((await self._push_all(command.queue, [command]))[0])
             return reply
-        calls = [("push", (item, *plain_end(queue)))]
-        (answer,) = await self._queues.run_all(queue.keys, calls)
+        calls = [self._queues.plain_push(queue, item)]
+        (answer,) = await self._queues.send(queue.keys[0], calls)
         return await self.pushed(queue, command, answer)
 
     async def pushed(self, queue: RedisQueue, command: Push, answer: Any) -> PushReply:
@@ -110,7 +112,7 @@ class RedisMessages:
         queue = await self._queues.find(command.queue)
         if queue.info.settings.dedup_by_content:
             return await self._push_each(command.pushes())
-        queue, results = await self._send(queue, list(map(encode_plain, bodies)))
+        queue, results = await self._send(queue, list(map(encode_bare, bodies)))
         if type(results[0]) is int and type(results[-1]) is int:
             numbers = range(results[0], results[-1] + 1)
             if results[0] > 0 and len(numbers) == len(results):
@@ -339,7 +341,6 @@ def plain_item(queue: RedisQueue, command: Push) -> bytes | None:
     ):
         return None
     body, priority = command.body, command.priority
-    item: _Item
     if (
         command.attributes is None
         and command.context is None
@@ -348,16 +349,14 @@ def plain_item(queue: RedisQueue, command: Push) -> bytes | None:
         and type(priority) is int
         and 0 <= priority <= PRIORITY_MAX
     ):
-        item = encode_plain(body, priority)
+        item = plain_head(len(body), priority) + body
     else:
-        item = _push_item(command, False)
+        try:
+            item = encode_plain(command, check_push(command))
+        except RequestError:
+            return None
     # A message that may be too large is refused by `push.lua`.
-    return item if type(item) is bytes and len(item) <= queue.info.settings.body_bytes_max else None
-
-
-def plain_end(queue: RedisQueue) -> tuple[bytes, int]:
-    """The arguments after a plain item: the version of the settings that it was made for."""
-    return queue.identity, queue.info.settings.retention_ms
+    return item if len(item) <= queue.info.settings.body_bytes_max else None
 
 
 def _with_content_id(command: Push) -> Push:

@@ -32,6 +32,7 @@ from penstock.errors import (
     RequestError,
 )
 from penstock.service import (
+    QUEUES_LIMIT_MAX,
     ConfigureQueue,
     CreateQueue,
     DescribeQueues,
@@ -67,6 +68,7 @@ _READ_BY_SCRIPTS: Final = (
     "messages_max",
     "bytes_max",
     "in_flight_max",
+    "priority_age_ms",
     "dead_letter",
     "max_receives",
     "fifo",
@@ -120,11 +122,18 @@ class RedisQueues:
 
         An error that a script met is in its reply's place. Raises UnavailableError.
         """
-        commands = [self.command_of(script, keys, *arguments) for script, arguments in calls]
+        commands = [
+            (_call_of(script, keys), self.now(), self._shared, *arguments)
+            for script, arguments in calls
+        ]
+        return await self.send(keys[0], commands)
+
+    async def send(self, key: str, commands: list[RedisCommand]) -> list[Any]:
+        """The replies to calls of scripts on the queue with this key; see `run_all`."""
         replicas = self.target.replicas
         if replicas:
             commands.append(("WAIT", replicas, round(self.target.timeout_s * 500)))
-        replies = await self._link.send(keys[0], commands)
+        replies = await self._link.send(key, commands)
         if replicas and checked_reply(self.target, replies.pop()) < replicas:
             raise BackendLost(
                 f"{self.target.shown}: executed, but fewer than {replicas} replicas confirmed it "
@@ -132,9 +141,14 @@ class RedisQueues:
             )
         return replies
 
-    def command_of(self, script: str, keys: tuple[str, ...], *arguments: Any) -> RedisCommand:
-        """The call of a script on the queue with these keys."""
-        return (_call_of(script, keys), self.now(), self._shared, *arguments)
+    def plain_push(self, queue: RedisQueue, item: bytes) -> RedisCommand:
+        """The call of `push_plain.lua` with a message from `encode_plain`."""
+        keys = queue.keys if self.target.scheme == "redis+cluster" else queue.keys[:1]
+        start = _call_of("push_plain", keys)
+        retention_ms = queue.info.settings.retention_ms
+        if self._clock is None:
+            return (start, item, queue.identity, retention_ms)
+        return (start, item, queue.identity, retention_ms, self._clock.now_ms())
 
     async def run_on(self, queue: RedisQueue, script: str, *arguments: Any) -> list[Any]:
         """The reply of a script on a queue. Raises QueueNotFound, UnavailableError."""
@@ -201,6 +215,7 @@ class RedisQueues:
         # `gather` needs an event loop, and `blocking` runs this without one for a single queue.
         found = [await reads[0]] if len(reads) == 1 else await asyncio.gather(*reads)
         queues: list[RedisQueue | None] = []
+        has_history = self.target.history_max > 0
         for name, keys, (reply,) in zip(names, all_keys, found, strict=True):
             number, version, secret, settings, created, configured = checked_reply(
                 self.target, reply
@@ -214,7 +229,7 @@ class RedisQueues:
                 int(created),
                 int(configured),
             )
-            queues.append(redis_queue(info, keys, int(number), int(version), secret))
+            queues.append(redis_queue(info, keys, int(number), int(version), secret, has_history))
         return queues
 
     # Commands.
@@ -267,7 +282,7 @@ class RedisQueues:
             settings = changed_settings(before, command.settings)
             if settings.fifo != before.fifo:
                 raise InvalidField(
-                    f"fifo: {queue.name!r} is what it was created as; make a new queue"
+                    f"fifo: {queue.name!r} cannot be changed to or from fifo; make a new queue"
                 )
             if settings == before:
                 return queue.info
@@ -300,7 +315,7 @@ class RedisQueues:
 
     async def describe_all(self, command: ListQueues | DescribeQueues) -> list[QueueInfo]:
         """The queues of these names, in order. Raises InvalidField."""
-        check_number("limit", command.limit, 1, 2**31)
+        check_number("limit", command.limit, 1, QUEUES_LIMIT_MAX)
         prefix, after = command.prefix, command.after
         if type(prefix) is not str or type(after) is not str:
             raise InvalidField("prefix, after: expected text")
