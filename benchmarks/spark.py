@@ -293,7 +293,7 @@ def tables_by_duckdb(path: str) -> float:
     from penstock.spark.derive import derive
     from penstock.spark.lake import Lake
 
-    distribute.FEW = sys.maxsize
+    distribute.LOCAL_MAX = sys.maxsize
     start_s = time.perf_counter()
     derive(lambda: None, Lake.open(path), rebuild=True)
     took_s = time.perf_counter() - start_s
@@ -308,7 +308,7 @@ def audit_by_spark(path: str, held: Mapping[str, int], expected: int) -> float:
     from penstock.spark.lake import Lake
 
     # Also the few parts of the small lake are to be judged by tasks of Spark.
-    distribute.FEW = 0
+    distribute.LOCAL_MAX = 0
     start_s = time.perf_counter()
     verdict = audit(lambda: _spark["session"], Lake.open(path), held, everything=True)
     took_s = time.perf_counter() - start_s
