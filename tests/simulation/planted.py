@@ -10,8 +10,9 @@ from penstock.backends.engine.upkeep import Upkeep
 from penstock.backends.loop import Pending
 from penstock.cluster import calls
 from penstock.cluster.between import deliver_departures
-from penstock.cluster.extent import BrokenChain, ChainPoint, Extent, pack_extent
-from penstock.cluster.journal import ReplicatedJournal
+from penstock.cluster.choice import OwnerChoice
+from penstock.cluster.extent import BrokenChain, ChainPoint, Extent, pack_extent, split_entries
+from penstock.cluster.journal import NO_ARCHIVE, ReplicatedJournal
 from penstock.cluster.log import (
     RETRY_MS,
     Append,
@@ -33,6 +34,7 @@ from penstock.core.events import Claimed
 from penstock.errors import Fenced, StaleReceipt
 from penstock.journal.snapshot import pack_dedups, snapshot_paths
 from penstock.service import Delete, Pull, Redrive
+from penstock.testing.simulation.archives import SimulatedArchive
 from penstock.testing.simulation.nodes import MARK_BYTES, SimulatedNode, WatchedAnswers
 
 
@@ -470,7 +472,7 @@ class RedriveIgnoresTheMapOfItsTarget(SimulatedNode):
 
 
 class QueuesOfferingAtOnce(SpreadQueues):
-    async def _find_push(self, command, shards, version):
+    async def _find_push(self, command, shards, places):
         return None
 
 
@@ -484,3 +486,205 @@ class OffersAPushBeforeItLooks(SimulatedNode):
     """Pushes to the shard of a group without asking the others whether they know the dedup id."""
 
     router_class = RouterOfferingAtOnce
+
+
+class QueuesIgnoringContents(SpreadQueues):
+    async def _find_push(self, command, shards, places):
+        if command.dedup_id is None:
+            return None
+        return await super()._find_push(command, shards, places)
+
+
+class RouterIgnoringContents(Router):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.spread.__class__ = QueuesIgnoringContents
+
+
+class OffersAContentBeforeItLooks(SimulatedNode):
+    """Looks in other shards for the dedup id of a push, but not for its content."""
+
+    router_class = RouterIgnoringContents
+
+
+# Archives.
+
+
+class WithJournalClass(SimulatedNode):
+    """A node whose journals are of another class."""
+
+    journal_class: type[ReplicatedJournal] = ReplicatedJournal
+
+    def take_over(self, replica, claim_id, revision, seen_slot):
+        journal = yield from super().take_over(replica, claim_id, revision, seen_slot)
+        journal.__class__ = self.journal_class
+        return journal
+
+
+class JournalIgnoringItsArchive(ReplicatedJournal):
+    def drop_before(self, position, archive=None):
+        self._contents.drop_before(position)
+
+
+class PurgesBeforeItHasArchived(WithJournalClass):
+    """Drops and purges what a snapshot makes superfluous, archived or not."""
+
+    journal_class = JournalIgnoringItsArchive
+
+
+class JournalArchivingWhatIsNotKept(ReplicatedJournal):
+    @property
+    def durable_position(self):
+        return self._contents.end_position
+
+
+class ArchivesWhatIsNotKept(WithJournalClass):
+    """Writes entries to the archive before the log has them."""
+
+    journal_class = JournalArchivingWhatIsNotKept
+
+
+class ArchiveWithoutSyncs(SimulatedArchive):
+    def write(self, data):
+        for entry in split_entries(data, self._segments.end_offset, self._segments.next_id):
+            self._segments.append([entry.data], version=entry.version, reserved=True)
+        return self._segments.end_offset
+
+
+class ArchivesWithoutSyncs(SimulatedNode):
+    """Takes what it has written to the archive for durable."""
+
+    def make_archive(self, part):
+        archive = super().make_archive(part)
+        archive.__class__ = ArchiveWithoutSyncs
+        return archive
+
+
+class JournalIgnoringOtherArchives(ReplicatedJournal):
+    def may_purge(self, archived):
+        return True
+
+
+class PurgesWhatOthersArchive(WithJournalClass):
+    """Without an archive, goes by the register as it read it once, and not by the manifest."""
+
+    journal_class = JournalIgnoringOtherArchives
+
+    async def keep_archive(self, part):
+        if part.archive is None:
+            part.journal.archived_position = NO_ARCHIVE
+        else:
+            await super().keep_archive(part)
+
+
+class PurgesByTheRegisterAlone(WithJournalClass):
+    """As it was: without an archive, goes by the register, of which a read may lag."""
+
+    journal_class = JournalIgnoringOtherArchives
+
+
+class ArchiveGoingOnAfterErrors(SimulatedArchive):
+    """As it was: entries that were written before an error are written again, and refused."""
+
+    def write(self, data):
+        for entry in split_entries(data, self.reached, self.next_id):
+            self._segments.append([entry.data], version=entry.version, reserved=True)
+        self._segments.sync()
+        self.reached, self.next_id = self._segments.end_offset, self._segments.next_id
+        return self._segments.durable_offset
+
+    def open(self, *begin):
+        is_open = self._segments is not None
+        found = super().open(*begin)
+        if is_open:
+            return self.reached
+        self.reached, self.next_id = found, self._segments.next_id
+        return found
+
+
+class AFullDiskEndsTheArchive(SimulatedNode):
+    """After an error in the middle of a part, writes the whole part again."""
+
+    def make_archive(self, part):
+        archive = super().make_archive(part)
+        archive.__class__ = ArchiveGoingOnAfterErrors
+        return archive
+
+
+# The choice of owners.
+
+
+class WithChoiceClass(SimulatedNode):
+    """A node that chooses owners in another way."""
+
+    choice_class: type[OwnerChoice] = OwnerChoice
+
+    def make_choice(self):
+        choice = super().make_choice()
+        choice.__class__ = self.choice_class
+        return choice
+
+
+class ChoiceTakingByForce(OwnerChoice):
+    async def _request_shard(self, shard, owner):
+        self._moving = None
+        await self._take(shard, self._owners[shard].revision)
+
+
+class TakesShardsWithoutAsking(WithChoiceClass):
+    """Takes a shard from an owner that answers, and does not ask for it."""
+
+    choice_class = ChoiceTakingByForce
+
+
+class ChoiceOfDrainingNodes(OwnerChoice):
+    def _count_live(self):
+        super()._count_live()
+        self.takers = self.live
+
+
+class DrainedNodesTakeShards(WithChoiceClass):
+    """Ranks draining nodes, too."""
+
+    choice_class = ChoiceOfDrainingNodes
+
+
+class ChoiceWithoutRegisters(OwnerChoice):
+    def decide(self):
+        owners, self._owners = self._owners, {}
+        for shard, register in owners.items():
+            if shard not in self._holder.owned:
+                self._owners[shard] = register
+        super().decide()
+        self._owners = owners
+
+
+class DoesNotNoticeThatItWasReplaced(WithChoiceClass):
+    """An owner that appends nothing does not look whether there is another one."""
+
+    choice_class = ChoiceWithoutRegisters
+
+
+class ChoiceOfItself(OwnerChoice):
+    def _count_live(self):
+        super()._count_live()
+        self.takers = frozenset({self._node})
+
+
+class EachNodeRanksItselfFirst(WithChoiceClass):
+    """Ranks only itself, so that all nodes want all shards."""
+
+    choice_class = ChoiceOfItself
+
+
+class ChoiceOfNodesThatStopped(OwnerChoice):
+    def _count_live(self):
+        for peer in self._peers.values():
+            peer.answer()
+        super()._count_live()
+
+
+class NoNodeEverCountsAsStopped(WithChoiceClass):
+    """Counts a node that does not answer as live."""
+
+    choice_class = ChoiceOfNodesThatStopped
