@@ -13,7 +13,7 @@ def test_a_cancelled_pull_of_many_messages_keeps_none_of_them(on_cluster):
     async def work(cluster):
         await cluster.add("a")
         queues = await cluster.connect()
-        await queues.create("orders", visibility=12 * 3_600)
+        await queues.create("orders", visibility_timeout=12 * 3_600)
         await queues.push_many("orders", [b"x"] * MANY)
         pulling = asyncio.create_task(queues.pull_many("orders", MANY))
         calls = queues.service._asker._calls

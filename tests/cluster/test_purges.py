@@ -1,5 +1,7 @@
 """Who may purge the log of a shard that is archived, on a log in memory."""
 
+from typing import Any
+
 import pytest
 
 from penstock.cluster.archive import permit_purges
@@ -45,7 +47,7 @@ def test_an_owner_without_an_archive_purges_if_there_is_none(log, owner):
 
 def test_a_replaced_owner_without_an_archive_purges_nothing_that_the_next_one_archives(log, owner):
     """The next owner begins its archive between a read and a swap of the manifest."""
-    noted = []
+    noted: list[Any] = []
 
     def begin_archive(request):
         if type(request) is Swap and request.key == manifest_key(SHARD) and not noted:

@@ -1,5 +1,6 @@
 """Nodes with a fault planted into them, each of which the simulation has to find."""
 
+import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from penstock.cluster.log import (
     Unanswered,
     insist,
 )
+from penstock.cluster.membership import NodeInfo, set_register
 from penstock.cluster.owner import Ownership, _swap_ownership, append_extent
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.router import Router, _pushed_back
@@ -545,6 +547,8 @@ class ArchivesWhatIsNotKept(WithJournalClass):
 
 
 class ArchiveWithoutSyncs(SimulatedArchive):
+    _segments: Any
+
     def write(self, data):
         for entry in split_entries(data, self._segments.end_offset, self._segments.next_id):
             self._segments.append([entry.data], version=entry.version, reserved=True)
@@ -584,7 +588,11 @@ class PurgesByTheRegisterAlone(WithJournalClass):
 
 
 class ArchiveGoingOnAfterErrors(SimulatedArchive):
-    """As it was: entries that were written before an error are written again, and refused."""
+    """Writes entries again that were written before an error."""
+
+    _segments: Any
+    reached = 0
+    next_id = 0
 
     def write(self, data):
         for entry in split_entries(data, self.reached, self.next_id):
@@ -688,3 +696,38 @@ class NoNodeEverCountsAsStopped(WithChoiceClass):
     """Counts a node that does not answer as live."""
 
     choice_class = ChoiceOfNodesThatStopped
+
+
+class ChoiceAnnouncingAtOnce(OwnerChoice):
+    async def announce(self, state):
+        self.state = state
+        value = msgspec.json.encode(NodeInfo(state, self.endpoint))
+        await self._replicated.run(set_register(f"node.{self._node}", value))
+
+
+class AnnouncementsOvertakeEachOther(WithChoiceClass):
+    """As it was: an announcement that is sent again may replace a later one."""
+
+    choice_class = ChoiceAnnouncingAtOnce
+
+
+class ChoiceReadingBeforeItPings(OwnerChoice):
+    async def _watch_registers(self):
+        """Nothing: `_watch_nodes` reads them."""
+
+    async def _watch_nodes(self):
+        while True:
+            with suppress(Unanswered):
+                await self._read_registers()
+            pings = [self._run(self._ping(node, peer)) for node, peer in self._peers.items()]
+            if pings:
+                await asyncio.wait(pings, timeout=0.12)
+            self._count_live()
+            self.decide()
+            await asyncio.sleep(0.1)
+
+
+class PingsWaitForRegisters(WithChoiceClass):
+    """As it was: sends no ping while the registers are not answered."""
+
+    choice_class = ChoiceReadingBeforeItPings

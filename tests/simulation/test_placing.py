@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from penstock.cluster.membership import set_register
+from penstock.cluster.membership import NodeInfo, Peer, set_register
 from penstock.cluster.placement import ranked
 from penstock.service import Push, Stats
 from penstock.testing.simulation.nodes import SimulatedNode
@@ -20,9 +20,9 @@ NODES = ["node0", "node1", "node2"]
 class Placed(Script):
     """Three nodes that choose the owner of one shard by themselves."""
 
-    def __init__(self, path, node_class=SimulatedNode, faults=()):
+    def __init__(self, path, node_class=SimulatedNode, faults=(), **changes):
         path.mkdir()
-        super().__init__(path, node_class, is_placed=True, faults=faults)
+        super().__init__(path, node_class, is_placed=True, faults=faults, **changes)
 
     def node_named(self, name):
         return next(node for node in self.cluster.nodes if node.name == name)
@@ -45,10 +45,10 @@ class Placed(Script):
 
 @pytest.fixture
 def play(quick_path):
-    scripts = []
+    scripts: list[Placed] = []
 
-    def make(node_class=SimulatedNode, faults=()):
-        script = Placed(quick_path / str(len(scripts)), node_class, faults)
+    def make(node_class=SimulatedNode, faults=(), **changes):
+        script = Placed(quick_path / str(len(scripts)), node_class, faults, **changes)
         scripts.append(script)
         return script
 
@@ -108,6 +108,29 @@ def nothing_happens(script):
     script.cluster.placement.check_settled()
 
 
+def a_node_is_drained_while_it_announces_itself(script):
+    """The message that says that it takes shards is lost, and repeated after it drains."""
+    owner = script.owner
+    number = script.cluster.nodes.index(owner)
+    script.cluster.replace_node(number)
+    node = script.cluster.nodes[number]
+    subject = f"sim.node.{node.name}.ask"
+    script.until(lambda: script.cluster.network._listening(subject))
+    node.is_unheard = True
+    script.wait(30)
+    node.is_unheard = False
+    script.run(script.client.connection.request(subject, b"drain", 10.0))
+    script.wait(5_000)
+    assert node.choice.state == "draining"
+    # Now the others must not wait for it.
+    (holder,) = (each for each in script.cluster.nodes if 0 in each.owned)
+    holder.stop()
+    assert holder is not node
+    script.wait(5_000)
+    if not any(0 in each.owned for each in script.cluster.nodes if each is not holder):
+        script.cluster.schedule.violate("the shard has no owner")
+
+
 @pytest.mark.parametrize(
     ("scenario", "planted_fault", "faults", "rule"),
     [
@@ -123,6 +146,12 @@ def nothing_happens(script):
             planted.DoesNotNoticeThatItWasReplaced,
             ("pause",),
             "should be owned by",
+        ),
+        (
+            a_node_is_drained_while_it_announces_itself,
+            planted.AnnouncementsOvertakeEachOther,
+            ("crash",),
+            "the shard has no owner",
         ),
         (
             nothing_happens,
@@ -141,3 +170,27 @@ def test_a_shard_has_one_owner_that_all_nodes_agree_on(play, scenario, planted_f
     script = play(planted_fault, faults)
     scenario(script)
     assert re.search(rule, script.violation or "")
+
+
+def test_an_owner_is_not_replaced_because_the_registers_are_not_answered(play):
+    """Row 9: pings go on meanwhile, of which some are lost."""
+    for node_class in (SimulatedNode, planted.PingsWaitForRegisters):
+        script = play(node_class, ("cut",), loss=0.2)
+        script.cluster.streams.registers.look_all = lambda prefix, answered: None
+        replaced_ms = script.replaced_after_ms(60_000)
+        assert (replaced_ms is None) == (node_class is SimulatedNode)
+
+
+def test_a_node_that_was_not_pinged_is_not_silent():
+    """The node that pings may have been stopped itself, or have waited for the registers."""
+    peer = Peer(NodeInfo("up"))
+    assert peer.is_live(1_000.0)
+    peer.ask(1_000.0)
+    peer.answer()
+    assert peer.is_live(2_000.0)
+    peer.ask(2_000.0)
+    peer.ask(2_001.5)
+    assert peer.is_live(2_001.9)
+    assert not peer.is_live(2_002.0)
+    peer.answer()
+    assert peer.is_live(2_003.0)

@@ -362,7 +362,7 @@ class Moving(Script):
         assert sorted(len(lives(self, shard)) for shard in (0, 1)) == [3, 3]
         for truth in self.truths:
             # The rules expect that nobody removes messages.
-            truth._check_removed = partial(emptied, truth)
+            vars(truth)["_check_removed"] = partial(emptied, truth)
 
     def owners(self):
         """The owner of the second shard, and the next one."""
@@ -401,7 +401,9 @@ def test_commands_on_all_shards_of_a_queue_hold_while_one_of_them_moves(quick_pa
     assert {message.body for message in ask(Peek(QUEUE, 10))} == {b"%d" % n for n in range(6)}
     ask(ConfigureQueue(QUEUE, {"visibility_ms": 7_000}))
     for truth in script.truths:
-        assert truth.settings_of(QUEUE).visibility_ms == 7_000
+        settings = truth.settings_of(QUEUE)
+        assert settings is not None
+        assert settings.visibility_ms == 7_000
     purged = ask(Purge(QUEUE))
     if is_crashed:
         # Whether it was done is unknown: it must be repeated.

@@ -13,7 +13,6 @@ only a connection, an event loop and a `ShardHolder`, so that the simulation run
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
@@ -163,6 +162,8 @@ class OwnerChoice:
         self._subscriptions: list[Subscription] = []
         self._stopping = False
         self._announcing = asyncio.Lock()
+        self._has_registers = asyncio.Event()
+        # Set when an owner may have changed: the registers are read at once.
         self._look_now = asyncio.Event()
         # Set whenever a shard has left this node, and when the nodes that take shards have changed.
         self._shard_left = asyncio.Event()
@@ -186,6 +187,7 @@ class OwnerChoice:
         ):
             self._subscriptions.append(await self._client.subscribe(listened, cb=take))
         await self.announce("up")
+        self._run(self._watch_registers())
         self._run(self._watch_nodes())
 
     async def announce(self, state: NodeState) -> None:
@@ -241,22 +243,31 @@ class OwnerChoice:
     # Which nodes there are.
 
     async def _watch_nodes(self) -> None:
-        registers_s = -math.inf
+        """Pings all nodes, again and again; also while the registers cannot be read."""
+        await self._has_registers.wait()
         while not self._stopping:
-            now_s = self._loop.time()
-            with suppress(Unanswered):
-                if now_s - registers_s > _REGISTERS_S or self._look_now.is_set():
-                    self._look_now.clear()
-                    await self._read_registers()
-                    registers_s = now_s
             pings = [self._run(self._ping(node, peer)) for node, peer in self._peers.items()]
             if pings:
                 await asyncio.wait(pings, timeout=_PING_S)
             self._count_live()
             self.decide()
             is_refused = any(0 < peer.refused < REFUSED_MAX for peer in self._peers.values())
+            await asyncio.sleep(_REFUSED_S if is_refused else _LOOK_S)
+
+    async def _watch_registers(self) -> None:
+        """Reads the registers, again and again; at once if an owner may have changed."""
+        while not self._stopping:
+            self._look_now.clear()
+            pause_s = _LOOK_S
+            with suppress(Unanswered):
+                await self._read_registers()
+                # A node that was not known before counts as live until it does not answer.
+                self._count_live()
+                self._has_registers.set()
+                self.decide()
+                pause_s = _REGISTERS_S
             with suppress(TimeoutError):
-                async with asyncio.timeout(_REFUSED_S if is_refused else _LOOK_S):
+                async with asyncio.timeout(pause_s):
                     await self._look_now.wait()
 
     async def _read_registers(self) -> None:

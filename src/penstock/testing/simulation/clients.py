@@ -245,8 +245,8 @@ class SimulatedClient(RoutingHost):
     # The end.
 
     async def drain(self, queue: str) -> None:
-        """Pulls and deletes until all queues of the cluster are empty."""
-        while not self.cluster.is_empty:
+        """Pulls and deletes until all queues of the cluster were empty."""
+        while not self.cluster.is_drained:
             self._count += 1
             who = f"{self.name}-{self._count}"
             try:

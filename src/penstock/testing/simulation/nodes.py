@@ -128,6 +128,7 @@ class OwnedPart:
         # As `ClusterNode` does it.
         journal.archived_position = journal.first_position
         self.archive = node.make_archive(self) if node.archives else None
+        self.has_archive_error = False
         self._archiving = node.begin(node.keep_archive(self), self._archived)
         self._carrying = node.begin(node.carry(self), self._carried)
         subject = f"{NAME}.serve.{self.shard}.{self.term}"
@@ -146,6 +147,13 @@ class OwnedPart:
     def _carried(self, _: Any, error: Exception | None) -> None:
         if error is not None:
             self.node.schedule.violate(f"carrying raised {type(error).__name__}: {error}")
+
+    def note_archive_error(self, error: str) -> None:
+        """Adds to the trace whether the last attempt to archive has failed."""
+        if bool(error) != self.has_archive_error:
+            self.has_archive_error = bool(error)
+            what = "cannot archive" if error else "archives"
+            self.node.schedule.note(self.node.name, what, self.shard)
 
     def _archived(self, _: Any, error: Exception | None) -> None:
         if error is not None:
@@ -286,8 +294,8 @@ class SimulatedNode(RoutingHost):
         if part.archive is None:
             await connection.run(permit_purges(journal))
         else:
-            report = partial(self.schedule.note, self.name, "archives", part.shard)
-            await keep_archive(connection, journal, part.archive, self.archive_revision, report)
+            revision = self.archive_revision
+            await keep_archive(connection, journal, part.archive, revision, part.note_archive_error)
 
     def make_choice(self) -> OwnerChoice:
         """The node's part in the choice of owners."""

@@ -121,6 +121,8 @@ class PlacementRules:
         self._cluster = cluster
         # The node that is drained, by its number: one at a time, so that some take shards.
         self._drained: int | None = None
+        # Whether it is to be restarted.
+        self._restarts = False
 
     def move(self) -> None:
         """Pins a shard to a node, as `penstock cluster move` does."""
@@ -145,11 +147,12 @@ class PlacementRules:
         work = partial(client.connection.request, f"{NAME}.node.{name}.ask", b"drain", 5.0)
         client.run(lambda: client.begin(work(), _ignore))
         if cluster.schedule.chance() < 0.5:
+            self._restarts = True
             cluster.schedule.after(cluster.schedule.between(500, RESTART_MS_MAX), self._restart)
 
     def _restart(self) -> None:
         assert self._drained is not None
-        number, self._drained = self._drained, None
+        number, self._drained, self._restarts = self._drained, None, False
         self._cluster.replace_node(number)
 
     def wanted(self, shard: int) -> str | None:
@@ -172,8 +175,7 @@ class PlacementRules:
     def check_settled(self) -> None:
         """Checks, after all faults have ended, that all shards are placed, and stay so."""
         schedule = self._cluster.schedule
-        # A drained node may still be restarted.
-        self._step_until(RESTART_MS_MAX, lambda: False)
+        self._step_until(RESTART_MS_MAX, lambda: not self._restarts)
         self._step_until(PLACED_MS_MAX, lambda: self.misplaced() is None)
         problem = self.misplaced()
         if problem is not None:
