@@ -128,7 +128,7 @@ def pauses(path: Path, count: int, quiet_s: float) -> dict[str, dict[str, float]
     claim = queues.pull(QUEUE)
     assert claim is not None
     queues.release(claim)
-    worker = Worker(queues, count)
+    worker = TimedWorker(queues, count)
     found = {"no pass": worker.run(lambda: time.sleep(quiet_s))}
     found["a pass"] = worker.run(upkeep.run_pass)
     check_ledger(worker.pushed, worker.drained())
@@ -136,7 +136,7 @@ def pauses(path: Path, count: int, quiet_s: float) -> dict[str, dict[str, float]
     return found
 
 
-class Worker:
+class TimedWorker:
     """Pushes, pulls, deletes and reads the depth in one thread, and times each round."""
 
     def __init__(self, queues: penstock.Queues, count: int) -> None:

@@ -56,7 +56,7 @@ BODY_BYTES = 256
 DEPTH = 16
 ROUNDS = 7
 ROUND_S = 1.5
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 QUEUE = "bench"
 
 # The bodies in the answers of a step, and the ids that the next step needs; None if incomplete.
@@ -190,7 +190,7 @@ class Driver:
     """One connection that runs lifecycles, `depth` of them at a time."""
 
     def __init__(self, port: int, steps: Steps, depth: int, bodies: list[bytes]) -> None:
-        self.link = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+        self.link = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
         self.link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.pulled: list[bytes] = []
         self._steps = steps
@@ -264,7 +264,7 @@ def lifecycles(port: int, name: str, depth: int, count: int) -> float:
         for driver in drivers:
             driver.start()
         while left:
-            ready = poll.poll(PATIENCE_S)
+            ready = poll.poll(TIMEOUT_S)
             if not ready:
                 raise RuntimeError(f"{name} does not answer")
             for fd, _ in ready:
@@ -294,7 +294,7 @@ def server(command: list[str], port: int) -> Iterator[int]:
     """A server process at a port, ended at the end of the block."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        give_up_s = time.monotonic() + PATIENCE_S
+        give_up_s = time.monotonic() + TIMEOUT_S
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -305,7 +305,7 @@ def server(command: list[str], port: int) -> Iterator[int]:
         yield port
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ BODIES = 1_000
 UPSET_EVERY = 2_000
 
 
-class Made(NamedTuple):
+class MadeStore(NamedTuple):
     """The engine's own figures of a store that it has written."""
 
     path: Path
@@ -53,7 +53,7 @@ class Made(NamedTuple):
     messages: dict[str, int]
 
 
-def make_store(path: Path, seed: int, events: int) -> Made:
+def make_store(path: Path, seed: int, events: int) -> MadeStore:
     """Writes a store of about so many events and closes it."""
     life = _Life(path, seed)
     try:
@@ -61,7 +61,7 @@ def make_store(path: Path, seed: int, events: int) -> Made:
             life.step()
         held = {name: life.engine.submit(Stats(name)).messages for name in life.names}
         # This command settles what is due, so the counts are those at the end of the journal.
-        return Made(path, life.commands, held)
+        return MadeStore(path, life.commands, held)
     finally:
         life.engine.close()
 

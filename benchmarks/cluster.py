@@ -75,7 +75,7 @@ PACE_S = 0.005
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class LocalCluster:
+class StartedCluster:
     """What `penstock cluster up` has started in a directory."""
 
     def __init__(self, root: Path, shards: int) -> None:
@@ -135,7 +135,7 @@ class LocalCluster:
 
 
 async def push_pull_delete(
-    cluster: LocalCluster, queues: list[str], clients: int, seconds: float, spread: int = 1
+    cluster: StartedCluster, queues: list[str], clients: int, seconds: float, spread: int = 1
 ) -> dict[str, float]:
     """Pushes for so long, then pulls and deletes it all; rates, and messages an extent.
 
@@ -191,7 +191,7 @@ async def push_pull_delete(
         }
 
 
-async def paced(cluster: LocalCluster, queues: list[str], rate: float, seconds: float) -> Any:
+async def paced(cluster: StartedCluster, queues: list[str], rate: float, seconds: float) -> Any:
     """Pushes at a fixed rate; latencies from when each push was due, and the extents."""
     async with await penstock.aio.connect(cluster.url) as connected:
         for queue in queues:
@@ -234,7 +234,7 @@ def _percentiles(latencies: list[float]) -> dict[str, float]:
 
 
 async def bare_loop(
-    cluster: LocalCluster, name: str, size_bytes: int, seconds: float, rate: float | None = None
+    cluster: StartedCluster, name: str, size_bytes: int, seconds: float, rate: float | None = None
 ) -> dict[str, float]:
     """Appends to a bare stream, one at a time: appends a second, and their latencies.
 
@@ -311,7 +311,7 @@ async def quorum_queues(url: str, queues: list[str], clients: int, seconds: floa
     return {"pushes": len(pushed) / push_s, "lifecycles": len(pushed) / (push_s + drain_s)}
 
 
-async def longest_silence(cluster: LocalCluster, disturb: str) -> float:
+async def longest_silence(cluster: StartedCluster, disturb: str) -> float:
     """Disturbs the owner of shard 0 while clients push; the longest time without an answer."""
     await cluster.settle()
     status = await operate(cluster.address, Operator.status)
@@ -365,7 +365,7 @@ async def measure_rates(root: Path, rounds: int, seconds: float, rabbit: str) ->
     """Rates by the number of shards; with one shard, beside the bare loop and RabbitMQ."""
     figures: dict[str, Any] = {}
     for shards in SHARDS:
-        cluster = LocalCluster(root / f"rates{shards}", shards)
+        cluster = StartedCluster(root / f"rates{shards}", shards)
         try:
             await cluster.settle()
             queues = [f"q{number}" for number in range(4 * shards)]
@@ -392,7 +392,7 @@ async def measure_rates(root: Path, rounds: int, seconds: float, rabbit: str) ->
 
 async def measure_spread(root: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """Rates of one queue, by the number of shards that it is spread over."""
-    cluster = LocalCluster(root / "spread", max(SPREAD))
+    cluster = StartedCluster(root / "spread", max(SPREAD))
     figures: dict[str, Any] = {str(spread): [] for spread in SPREAD}
     try:
         await cluster.settle()
@@ -413,7 +413,7 @@ async def measure_pauses(root: Path, times: int) -> dict[str, list[float]]:
     """
     pauses: dict[str, list[float]] = {"stop": [], "move": [], "kill": []}
     for number in range(times):
-        cluster = LocalCluster(root / f"pauses{number}", 8)
+        cluster = StartedCluster(root / f"pauses{number}", 8)
         try:
             for disturb, found in pauses.items():
                 found.append(await longest_silence(cluster, disturb))

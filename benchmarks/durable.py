@@ -63,7 +63,7 @@ RAWS = (RAW_CALLS, RAW_GROUPS, RAW_THREADS)
 LIBRARIES = ("litequeue", "persist-queue SQLite")
 
 
-class Row(NamedTuple):
+class StoreRow(NamedTuple):
     """A store at one durability; it is compared only with rows of the same durability."""
 
     store: str
@@ -247,14 +247,14 @@ def sync_us(directory: Path) -> float:
     return measured.took_s / measured.syncs * 1e6
 
 
-class Race:
+class StoreRace:
     """Several rows, the same work, interleaved rounds."""
 
     def __init__(
         self,
         title: str,
         work: Callable[[int, int, int], Measured],
-        rows: Sequence[Row],
+        rows: Sequence[StoreRow],
         threads: int = 1,
         batch: int = 1,
     ) -> None:
@@ -263,14 +263,14 @@ class Race:
         self.rows = rows
         self.threads = threads
         self.batch = batch
-        self.measured: dict[Row, list[Measured]] = {}
-        self.rates: dict[Row, list[float]] = {}
-        self.absent: dict[Row, str] = {}
+        self.measured: dict[StoreRow, list[Measured]] = {}
+        self.rates: dict[StoreRow, list[float]] = {}
+        self.absent: dict[StoreRow, str] = {}
 
     def run(self, directory: Path) -> None:
         """Runs all rounds and checks the ledgers. Raises Void."""
         with self._children(directory) as children:
-            runs: dict[Row, Callable[[], float]] = {
+            runs: dict[StoreRow, Callable[[], float]] = {
                 row: self._sized(row, child) for row, child in children.items()
             }
             for row in self.rows:
@@ -285,8 +285,8 @@ class Race:
                 child.call(close_and_check)
 
     @contextmanager
-    def _children(self, directory: Path) -> Iterator[dict[Row, Child]]:
-        children: dict[Row, Child] = {}
+    def _children(self, directory: Path) -> Iterator[dict[StoreRow, Child]]:
+        children: dict[StoreRow, Child] = {}
         try:
             for number, row in enumerate(self.rows):
                 if row.store in RAWS:
@@ -304,7 +304,7 @@ class Race:
                 child.close()
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _sized(self, row: Row, child: Child) -> Callable[[], float]:
+    def _sized(self, row: StoreRow, child: Child) -> Callable[[], float]:
         unit = self.threads * self.batch
 
         def run(units: int) -> float:
@@ -320,9 +320,9 @@ class Race:
 
         return rate
 
-    def _raw(self, row: Row, directory: Path) -> float:
+    def _raw(self, row: StoreRow, directory: Path) -> float:
         """The limit for what Penstock's last round did, a sync for each call or each group."""
-        done = self.measured[Row(OURS, row.durability)][-1]
+        done = self.measured[StoreRow(OURS, row.durability)][-1]
         message_bytes = round(done.appended_bytes / done.messages)
         path = directory / "raw"
         if row.store == RAW_THREADS:
@@ -336,18 +336,18 @@ class Race:
         self.measured.setdefault(row, []).append(found)
         return found.rate
 
-    def ratio(self, ours: Row, theirs: Row) -> float | None:
+    def ratio(self, ours: StoreRow, theirs: StoreRow) -> float | None:
         """The median ratio of two rows; none if one is absent."""
         if ours not in self.rates or theirs not in self.rates:
             return None
         return ratio(self.rates[ours], self.rates[theirs])
 
-    def group(self, row: Row) -> float:
+    def group(self, row: StoreRow) -> float:
         """Messages per sync, over all rounds; 0 if syncs were not counted."""
         syncs = sum(measured.syncs for measured in self.measured.get(row, ()))
         return sum(m.messages for m in self.measured.get(row, ())) / syncs if syncs else 0.0
 
-    def written(self, row: Row) -> float:
+    def written(self, row: StoreRow) -> float:
         """Bytes written to the disk for each message, over all rounds."""
         runs = self.measured[row]
         return sum(run.written_bytes for run in runs) / sum(run.messages for run in runs)
@@ -386,34 +386,34 @@ class Race:
         }
 
 
-def races() -> dict[str, Race]:
+def races() -> dict[str, StoreRace]:
     """Every race, by its name in the JSON line."""
 
-    def rows(durability: str, *stores: str) -> list[Row]:
-        return [Row(store, durability) for store in stores]
+    def rows(durability: str, *stores: str) -> list[StoreRow]:
+        return [StoreRow(store, durability) for store in stores]
 
     served = (OURS, DAEMON, "beanstalkd")
     return {
-        "lifecycles": Race(
+        "lifecycles": StoreRace(
             "lifecycles a second, one thread, one at a time",
             cycle,
             rows("os", "memory", *served, *LIBRARIES, "persist-queue file")
             + rows("interval", *served)
             + rows("sync", *served, *LIBRARIES),
         ),
-        "lifecycles_in_tens": Race(
+        "lifecycles_in_tens": StoreRace(
             "lifecycles a second, one thread, ten a call",
             cycle,
             rows("os", *served) + rows("interval", *served) + rows("sync", *served),
             batch=BATCH,
         ),
-        "pushes": Race(
+        "pushes": StoreRace(
             "pushes a second, 16 producers, one a call",
             push,
             rows("sync", *served, *LIBRARIES, *RAWS),
             PRODUCERS,
         ),
-        "pushes_in_tens": Race(
+        "pushes_in_tens": StoreRace(
             "pushes a second, 16 producers, ten a call",
             push,
             rows("interval", *served)
@@ -425,24 +425,30 @@ def races() -> dict[str, Race]:
     }
 
 
-def race_targets(run: Mapping[str, Race]) -> Iterator[Target]:
+def race_targets(run: Mapping[str, StoreRace]) -> Iterator[Target]:
     """The targets on rates; those whose rows are absent are left out."""
-    ours, daemon = Row(OURS, "sync"), Row(DAEMON, "sync")
-    wanted: list[tuple[str, str, Row, Row, float]] = [
-        ("os, embedded / in memory", "lifecycles", Row(OURS, "os"), Row("memory", "os"), 0.5)
+    ours, daemon = StoreRow(OURS, "sync"), StoreRow(DAEMON, "sync")
+    wanted: list[tuple[str, str, StoreRow, StoreRow, float]] = [
+        (
+            "os, embedded / in memory",
+            "lifecycles",
+            StoreRow(OURS, "os"),
+            StoreRow("memory", "os"),
+            0.5,
+        )
     ]
     for race, goal, how in (("pushes", 5.0, "16 × 1"), ("pushes_in_tens", 20.0, "16 × 10")):
         wanted += [
-            (f"sync, {how}, embedded / {peer}", race, ours, Row(peer, "sync"), goal)
+            (f"sync, {how}, embedded / {peer}", race, ours, StoreRow(peer, "sync"), goal)
             for peer in LIBRARIES
         ]
         wanted += [
-            (f"sync, {how}, embedded / {limit}", race, ours, Row(limit, "sync"), 0.5)
+            (f"sync, {how}, embedded / {limit}", race, ours, StoreRow(limit, "sync"), 0.5)
             for limit in (RAW_CALLS, RAW_GROUPS)
         ]
     for race, how in (("lifecycles_in_tens", "1 × 10"), ("pushes_in_tens", "16 × 10")):
         for durability in ("sync", "interval"):
-            daemon, theirs = Row(DAEMON, durability), Row("beanstalkd", durability)
+            daemon, theirs = StoreRow(DAEMON, durability), StoreRow("beanstalkd", durability)
             name = f"{durability}, {how}, daemon / beanstalkd"
             wanted.append((name, race, daemon, theirs, 1.0))
     for name, race, mine, theirs, goal in wanted:

@@ -27,7 +27,7 @@ from benchmarks.harness import (
 )
 from benchmarks.sqs_beside import CONNECTIONS, HERE, RATIO_MIN, STORES, WORKS
 from benchmarks.sqs_load import Work, run_wrk
-from benchmarks.sqs_servers import Kind, Server, penstock_command
+from benchmarks.sqs_servers import Kind, PeerServer, penstock_command
 
 COUNTED_S = 8
 
@@ -76,7 +76,7 @@ def report(checkouts: Mapping[str, Path]) -> None:
 def _count(name: str, checkout: Path, store: str, directory: Path) -> dict[Work, float]:
     """Instructions a message of each kind of work, on a server of its own."""
     seconds = 1 if is_quick() else COUNTED_S
-    server = Server(name, directory, Kind(partial(_command, checkout, store)))
+    server = PeerServer(name, directory, Kind(partial(_command, checkout, store)))
     try:
         url = server.create_queue("bench")
         for work in WORKS:  # the first calls import modules and fill caches
@@ -93,7 +93,7 @@ def _count(name: str, checkout: Path, store: str, directory: Path) -> dict[Work,
         server.stop()
 
 
-def _control(server: Server, *arguments: str) -> None:
+def _control(server: PeerServer, *arguments: str) -> None:
     command = ["callgrind_control", *arguments, str(server.process_id)]
     subprocess.run(command, capture_output=True, check=True)
 

@@ -44,7 +44,7 @@ MOTO = ("moto[sqs]>=5.1,<6", "boto3>=1.40,<2")
 VERBS = ("push", "pull", "extend", "release", "delete")
 
 
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
     """The time and the ids of one timed run of lifecycles."""
 
     took_s: float
@@ -52,7 +52,7 @@ class Run(NamedTuple):
     pulled: list[Any]
 
 
-def run_lifecycles(queues: penstock.Queues, count: int, threads: int = 1) -> Run:
+def run_lifecycles(queues: penstock.Queues, count: int, threads: int = 1) -> TimedRun:
     """Runs `count` lifecycles, each thread an equal part. Raises Void."""
     each = count // threads
     pushed: list[list[Any]] = [[None] * each for _ in range(threads)]
@@ -70,7 +70,7 @@ def run_lifecycles(queues: penstock.Queues, count: int, threads: int = 1) -> Run
 
     took_s = timed_in_threads(threads, body)
     check_deletes(chain(*deleted))
-    return Run(took_s, [*chain(*pushed)], [*chain(*pulled)])
+    return TimedRun(took_s, [*chain(*pushed)], [*chain(*pulled)])
 
 
 def lifecycles(count: int, threads: int = 1) -> float:

@@ -52,7 +52,7 @@ THREADS = 8
 ROUNDS = 7
 ROUND_S = 2.0
 PACED_S = 10.0
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 def lifecycles(url: str, count: int) -> float:
@@ -89,7 +89,7 @@ def daemon(path: Path, durability: str, *before: str) -> Iterator[tuple[str, int
     command = [sys.executable, "-m", "penstock.server.daemon", str(path), "--idle", "0"]
     process = subprocess.Popen([*before, *command, "--durability", durability])
     try:
-        until_s = time.monotonic() + PATIENCE_S
+        until_s = time.monotonic() + TIMEOUT_S
         while not (path / "daemon" / "socket").exists():
             if process.poll() is not None or time.monotonic() > until_s:
                 sys.exit("benchmark: a daemon does not start")
@@ -97,7 +97,7 @@ def daemon(path: Path, durability: str, *before: str) -> Iterator[tuple[str, int
         yield f"file:{path}?durability={durability}", process.pid
     finally:
         process.terminate()
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
 
 
 class Mirror:
@@ -127,7 +127,7 @@ class Mirror:
     def stop(self) -> None:
         """Ends it."""
         self._process.terminate()
-        self._process.wait(PATIENCE_S)
+        self._process.wait(TIMEOUT_S)
         self._thread.join()
 
 
@@ -156,7 +156,7 @@ def catch_up(primary: str, copy: str) -> tuple[float, float]:
     return took_s, used_s
 
 
-class Backlog(NamedTuple):
+class BacklogCost(NamedTuple):
     """The cost of mirroring lifecycles that were already in the journal.
 
     Processor time is in microseconds for each, that of the mirror and that of its daemon.
@@ -175,7 +175,7 @@ class Backlog(NamedTuple):
 
 def mirror_backlog(
     primary: str, copy: str, pid: int, run: Callable[[], Any], count: int
-) -> Backlog:
+) -> BacklogCost:
     """Calls `run`, which makes `count` lifecycles, and mirrors them afterwards. Raises Void."""
     catch_up(primary, copy)
     # The cost of a mirror with nothing to do: the interpreter, imports, the connection.
@@ -185,7 +185,7 @@ def mirror_backlog(
     took_s, used_s = catch_up(primary, copy)
     daemon_used_s = processor_s(pid) - daemon_used_s
     each_us = 1e6 / count
-    return Backlog(
+    return BacklogCost(
         count,
         count / max(0.001, took_s - idle_s),
         each_us * (used_s - idle_used_s),

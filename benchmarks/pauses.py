@@ -84,7 +84,7 @@ class Storm(NamedTuple):
 
     options: dict[str, Any]
     is_claimed: bool
-    start: Callable[["Bench"], object]
+    start: Callable[["StormBench"], object]
     # Whether the messages can be pulled afterwards, and whether they are there at all.
     is_pullable: bool = False
     remain: bool = False
@@ -102,7 +102,7 @@ class Figures(NamedTuple):
     took_s: float
 
 
-class Bench:
+class StormBench:
     """An engine that is filled for one storm."""
 
     def __init__(self, path: str | None, name: str, count: int) -> None:
@@ -234,18 +234,18 @@ class Bench:
             raise Void("a message was claimed twice")
 
 
-def jump(bench: Bench, hours: int = 1) -> None:
+def jump(bench: StormBench, hours: int = 1) -> None:
     """Moves the clock by an hour."""
     bench.clock.ahead_ms += hours * HOUR_S * 1_000
     bench.jumped_at_ms = bench.clock.now_ms()
 
 
-def jump_days(bench: Bench) -> None:
+def jump_days(bench: StormBench) -> None:
     """Moves the clock by four days, the retention of a queue."""
     jump(bench, 4 * 24)
 
 
-def take_snapshot(bench: Bench) -> None:
+def take_snapshot(bench: StormBench) -> None:
     """Runs a pass of the housekeeping."""
     upkeep = bench.engine.upkeep
     assert isinstance(upkeep, Upkeep)
@@ -272,7 +272,7 @@ STORMS: dict[str, Storm] = {
 
 def measure(path: str | None, name: str, count: int) -> Figures:
     """One storm, in this process."""
-    bench = Bench(path, name, count)
+    bench = StormBench(path, name, count)
     try:
         return bench.run()
     finally:

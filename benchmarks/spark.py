@@ -60,7 +60,7 @@ NARROW = "sequence bigint, kind string, at_ms bigint, queue bigint, message bigi
 CORES = len(os.sched_getaffinity(0))
 
 
-class Written(NamedTuple):
+class WrittenJournals(NamedTuple):
     """Journals of one size."""
 
     stores: list[str]
@@ -69,9 +69,9 @@ class Written(NamedTuple):
     held: dict[str, int]
 
 
-def write_journals(directory: Path, events: int) -> Written:
+def write_journals(directory: Path, events: int) -> WrittenJournals:
     """Writes one journal for each core, each in a process of its own, all at once."""
-    made: list[chaos.Made | None] = [None] * CORES
+    made: list[chaos.MadeStore | None] = [None] * CORES
     children = [Child() for _ in made]
 
     def body(number: int) -> None:
@@ -87,7 +87,7 @@ def write_journals(directory: Path, events: int) -> Written:
     found = counted.call(count_events, paths)
     counted.close()
     held = {name: count for each in stores for name, count in each.messages.items()}
-    return Written(paths, *found, held)
+    return WrittenJournals(paths, *found, held)
 
 
 def count_events(stores: Sequence[str]) -> tuple[int, int]:
@@ -456,11 +456,11 @@ def race_sink(directory: Path, spark: Child, rounds: int, rows: int) -> dict[str
         stop_daemon(store)
 
 
-class Run(NamedTuple):
+class SparkFigures(NamedTuple):
     """Everything that was measured."""
 
-    small: Written
-    large: Written
+    small: WrittenJournals
+    large: WrittenJournals
     start: dict[str, float]
     source: dict[str, list[float]]
     lake: dict[str, float]
@@ -469,7 +469,7 @@ class Run(NamedTuple):
     sink: dict[str, list[float]]
 
 
-def measure(directory: Path, events: int, rounds: int, rows: int) -> Run:
+def measure(directory: Path, events: int, rounds: int, rows: int) -> SparkFigures:
     """Runs all of it. Raises Void."""
     small, large = (
         write_journals(_made(directory / f"journals-{size}"), size)
@@ -514,11 +514,11 @@ def measure(directory: Path, events: int, rounds: int, rows: int) -> Run:
     finally:
         for child in (spark, bare, duck):
             child.close()
-    return Run(small, large, start, source, lake, audit, commands, sink)
+    return SparkFigures(small, large, start, source, lake, audit, commands, sink)
 
 
 def _auditing(
-    child: Child, function: Callable[..., float], lake: str, journals: Written
+    child: Child, function: Callable[..., float], lake: str, journals: WrittenJournals
 ) -> Callable[[], float]:
     return lambda: child.call(function, lake, journals.held, journals.events)
 
@@ -528,7 +528,7 @@ def _made(path: Path) -> Path:
     return path
 
 
-def targets(run: Run) -> list[Target]:
+def targets(run: SparkFigures) -> list[Target]:
     """The goals of the project."""
     audit = run.audit
     # The journals have slightly more or fewer events than requested.
@@ -571,7 +571,7 @@ def sink_bound(sink: Mapping[str, Sequence[float]]) -> float:
     return 1 / (1 / median(sink["discard"]) + 1 / (CORES * median(sink["frames"])))
 
 
-def show(run: Run) -> None:
+def show(run: SparkFigures) -> None:
     """Prints what was measured."""
 
     def row(name: str, rates: Sequence[float]) -> tuple[str, ...]:
@@ -637,7 +637,7 @@ def show(run: Run) -> None:
     )
 
 
-def figures(run: Run) -> dict[str, Any]:
+def figures(run: SparkFigures) -> dict[str, Any]:
     """What was measured, for the last line."""
     return {
         "events": {"small": run.small.events, "large": run.large.events},

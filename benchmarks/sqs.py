@@ -39,7 +39,7 @@ from benchmarks.sqs_servers import (
     OLD_BOTO3,
     PEER_NAMES,
     Absent,
-    Server,
+    PeerServer,
 )
 
 ROUNDS = 4
@@ -57,7 +57,7 @@ CONNECTIONS = (FEW, MANY)
 WORKS = (Work("send", 1), Work("send", 10), Work("receive", 1), Work("receive", 10))
 
 
-class Row(NamedTuple):
+class ServerRow(NamedTuple):
     """A server, with an empty queue or with a backlog of `waiting` messages."""
 
     server: str
@@ -67,7 +67,7 @@ class Row(NamedTuple):
         return f"{self.server}, {self.waiting:,} waiting" if self.waiting else self.server
 
 
-class Race(NamedTuple):
+class ServerRace(NamedTuple):
     """All rows do the same work with the same number of connections."""
 
     work: Work
@@ -78,14 +78,14 @@ class Race(NamedTuple):
         return f"{self.work}, {self.connections} {many}"
 
 
-Figures = dict[Race, dict[Row, list[Cell]]]
+Figures = dict[ServerRace, dict[ServerRow, list[Cell]]]
 
 
 class Contestant:
     """A running server and the queue that is used now."""
 
-    def __init__(self, row: Row, directory: Path) -> None:
-        self.server = Server(row.server, directory)
+    def __init__(self, row: ServerRow, directory: Path) -> None:
+        self.server = PeerServer(row.server, directory)
         self._numbers = count()
         self._fixed = bool(row.waiting)
         self.queue_url = self.server.create_queue("bench")
@@ -94,7 +94,7 @@ class Contestant:
 
     def _fill(self, waiting: int) -> None:
         while self.server.depth(self.queue_url).visible < waiting:
-            self.run(Race(Work("send", 10), MANY), FILL_S)
+            self.run(ServerRace(Work("send", 10), MANY), FILL_S)
 
     def renew(self) -> None:
         """Replaces the queue by an empty one, unless the row has a backlog."""
@@ -102,17 +102,17 @@ class Contestant:
             self.server.delete_queue(self.queue_url)
             self.queue_url = self.server.create_queue(f"bench-{next(self._numbers)}")
 
-    def run(self, race: Race, seconds: int) -> Cell:
+    def run(self, race: ServerRace, seconds: int) -> Cell:
         """Loads the server for `seconds`. Raises Void."""
         for _ in range(TRIES_MAX):
             try:
                 return run_wrk(self.server, self.queue_url, race.work, race.connections, seconds)
             except QueueEmptied:
-                self.run(Race(Work("send", 10), race.connections), seconds)
+                self.run(ServerRace(Work("send", 10), race.connections), seconds)
         raise Void(f"{self.server.name}, {race}: the queue became empty {TRIES_MAX} times")
 
 
-def run_races(contestants: Mapping[Row, Contestant], rounds: int, seconds: int) -> Figures:
+def run_races(contestants: Mapping[ServerRow, Contestant], rounds: int, seconds: int) -> Figures:
     """Interleaved rounds of all races; each row's figures, round by round. Raises Void."""
     figures: Figures = {}
     for number in range(rounds):
@@ -121,7 +121,7 @@ def run_races(contestants: Mapping[Row, Contestant], rounds: int, seconds: int) 
             for row in rows:
                 contestants[row].renew()
             for work in WORKS:
-                race = Race(work, connections)
+                race = ServerRace(work, connections)
                 found = figures.setdefault(race, {row: [] for row in rows})
                 for row in rows if number % 2 == 0 else reversed(rows):
                     found[row].append(contestants[row].run(race, seconds))
@@ -130,12 +130,12 @@ def run_races(contestants: Mapping[Row, Contestant], rounds: int, seconds: int) 
     return figures
 
 
-def run_boto3(contestants: Mapping[Row, Contestant]) -> dict[Row, list[float]]:
+def run_boto3(contestants: Mapping[ServerRow, Contestant]) -> dict[ServerRow, list[float]]:
     """Lifecycles a second through boto3, one client. Raises Void."""
     rows = [row for row in contestants if not row.waiting and KINDS[row.server].keeps_messages]
     numbers = count()
 
-    def run(row: Row, child: Child) -> Callable[[], float]:
+    def run(row: ServerRow, child: Child) -> Callable[[], float]:
         server = contestants[row].server
         by_queue = server.kind.protocol == "query"
         return lambda: child.call(
@@ -159,7 +159,7 @@ def start_times(directory: Path) -> dict[str, list[float]]:
 
     def run(name: str) -> Callable[[], float]:
         def start() -> float:
-            server = Server(name, directory / f"start-{next(numbers)}")
+            server = PeerServer(name, directory / f"start-{next(numbers)}")
             server.stop()
             return server.start_s
 
@@ -170,25 +170,27 @@ def start_times(directory: Path) -> dict[str, list[float]]:
 
 def targets(figures: Figures) -> Iterator[Target]:
     """The goals for the rates of each kind of work, with many connections."""
-    memory, durable = Row(MEMORY), Row(DURABLE)
+    memory, durable = ServerRow(MEMORY), ServerRow(DURABLE)
     for work in WORKS:
-        found = figures[Race(work, MANY)]
+        found = figures[ServerRace(work, MANY)]
         rates = {row: [cell.per_s for cell in cells] for row, cells in found.items()}
         peers = [row for row in rates if row.server in PEER_NAMES]
         if peers:
             best = max(peers, key=lambda row: median(rates[row]))
             yield Target(f"{work}: memory / {best}", ratio(rates[memory], rates[best]), 3)
             yield Target(f"{work}: durable / {best}", ratio(rates[durable], rates[best]), 1.5)
-        yield Target(f"{work}: memory / bare loop", ratio(rates[memory], rates[Row(BARE)]), 0.4)
+        yield Target(
+            f"{work}: memory / bare loop", ratio(rates[memory], rates[ServerRow(BARE)]), 0.4
+        )
         for row in rates:
             if row.waiting:
-                value = ratio(rates[row], rates[Row(row.server)])
+                value = ratio(rates[row], rates[ServerRow(row.server)])
                 yield Target(f"{work}: {row} / empty", value, 0.8)
 
 
-def print_race(race: Race, found: Mapping[Row, Sequence[Cell]]) -> None:
+def print_race(race: ServerRace, found: Mapping[ServerRow, Sequence[Cell]]) -> None:
     """Messages a second and latencies of requests, as medians over the rounds."""
-    ours = [cell.per_s for cell in found[Row(MEMORY)]]
+    ours = [cell.per_s for cell in found[ServerRow(MEMORY)]]
     rows = []
     for row, cells in found.items():
         rates = [cell.per_s for cell in cells]
@@ -207,9 +209,9 @@ def print_race(race: Race, found: Mapping[Row, Sequence[Cell]]) -> None:
     print_table(f"messages a second: {race}", head, rows)
 
 
-def print_boto3(rates: Mapping[Row, Sequence[float]]) -> None:
+def print_boto3(rates: Mapping[ServerRow, Sequence[float]]) -> None:
     """The same for the boto3 script."""
-    ours = rates[Row(MEMORY)]
+    ours = rates[ServerRow(MEMORY)]
     rows = [
         (str(row), f"{median(each):,.0f}", f"{ratio(ours, each):.2f} ×")
         for row, each in rates.items()
@@ -235,10 +237,10 @@ def as_json(figures: Figures) -> dict[str, Any]:
 
 
 def contest(
-    stack: ExitStack, directory: Path, rows: Sequence[Row]
-) -> tuple[dict[Row, Contestant], dict[str, str]]:
+    stack: ExitStack, directory: Path, rows: Sequence[ServerRow]
+) -> tuple[dict[ServerRow, Contestant], dict[str, str]]:
     """Starts all servers; returns those that run, and the reasons of those that do not."""
-    contestants: dict[Row, Contestant] = {}
+    contestants: dict[ServerRow, Contestant] = {}
     absent: dict[str, str] = {}
     for number, row in enumerate(rows):
         try:
@@ -260,7 +262,7 @@ def main() -> None:
     directory = disk_directory()
     disk = filesystem_of(directory)
     print(f"{line}; {disk} in {directory.parent}", flush=True)
-    rows = [*map(Row, KINDS), Row(MEMORY, BACKLOG), Row(DURABLE, BACKLOG)]
+    rows = [*map(ServerRow, KINDS), ServerRow(MEMORY, BACKLOG), ServerRow(DURABLE, BACKLOG)]
     try:
         starts = start_times(directory)
         with ExitStack() as stack:
@@ -268,7 +270,7 @@ def main() -> None:
             for contestant in contestants.values():
                 for work in WORKS:
                     # The first requests are slower on all servers, on some much slower.
-                    contestant.run(Race(work, MANY), WARM_S)
+                    contestant.run(ServerRace(work, MANY), WARM_S)
             figures = run_races(contestants, ROUNDS, ROUND_S)
             lifecycles = run_boto3(contestants)
     finally:

@@ -25,10 +25,10 @@ class Parameters(msgspec.Struct, rename="pascal"):
     message_body: str = ""
     max_number_of_messages: int = 1
     receipt_handle: str = ""
-    entries: list["Entry"] = []
+    entries: list["BareEntry"] = []
 
 
-class Entry(msgspec.Struct, rename="pascal"):
+class BareEntry(msgspec.Struct, rename="pascal"):
     """One message or receipt of a batch."""
 
     id: str
@@ -53,7 +53,7 @@ class SentEntry(
     message_id: str
 
 
-class Received(
+class BareReceived(
     msgspec.Struct,
     rename={
         "message_id": "MessageId",
@@ -70,7 +70,7 @@ class Received(
     body: str
 
 
-class Answers:
+class BareAnswers:
     """The answers of each action."""
 
     def __init__(self) -> None:
@@ -108,11 +108,11 @@ class Answers:
             ]
         }
 
-    def _receive(self, parameters: Parameters) -> dict[str, list[Received]]:
+    def _receive(self, parameters: Parameters) -> dict[str, list[BareReceived]]:
         messages = []
         for _ in range(parameters.max_number_of_messages):
             id_ = self._id()
-            messages.append(Received(id_, id_, _digest(BODY), BODY))
+            messages.append(BareReceived(id_, id_, _digest(BODY), BODY))
         return {"Messages": messages}
 
     def _delete_batch(self, parameters: Parameters) -> dict[str, list[dict[str, str]]]:
@@ -126,7 +126,7 @@ def _digest(body: str) -> str:
 class Connection(asyncio.Protocol):
     """One client: each request is answered when it is complete."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: BareAnswers) -> None:
         self._answer = answers.answer
         self._parser = httptools.HttpRequestParser(self)
         self._target = self._body = b""
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
 
 async def serve(port: int) -> None:
     """Serves until the process is ended."""
-    answers = Answers()
+    answers = BareAnswers()
     server = await asyncio.get_running_loop().create_server(
         lambda: Connection(answers), "127.0.0.1", port, backlog=1_024
     )

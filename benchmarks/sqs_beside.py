@@ -26,7 +26,7 @@ from benchmarks.harness import (
     print_table,
 )
 from benchmarks.sqs_load import QueueEmptied, Work, run_wrk
-from benchmarks.sqs_servers import DURABLE, MEMORY, Kind, Server, penstock_command
+from benchmarks.sqs_servers import DURABLE, MEMORY, Kind, PeerServer, penstock_command
 
 STARTS = 6
 ROUNDS = 2
@@ -50,7 +50,7 @@ class CheckoutServer:
 
     def __init__(self, name: str, checkout: Path, store: str, directory: Path) -> None:
         kind = Kind(partial(_command, checkout, store))
-        self.server = Server(name, directory, kind)
+        self.server = PeerServer(name, directory, kind)
         self._queue_url = self.server.create_queue("bench")
 
     def run(self, work: Work, seconds: int) -> Round:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import Void, check_ledger
-from benchmarks.sqs_servers import Depth, Kind, Server
+from benchmarks.sqs_servers import Depth, Kind, PeerServer
 
 SCRIPT = Path(__file__).with_name("sqs_wrk.lua")
 BODY_BYTES = 256
@@ -38,7 +38,7 @@ class QueueEmptied(Exception):
     """A queue became empty, so the figures are invalid."""
 
 
-def run_wrk(server: Server, queue_url: str, work: Work, connections: int, seconds: int) -> Cell:
+def run_wrk(server: PeerServer, queue_url: str, work: Work, connections: int, seconds: int) -> Cell:
     """Loads a server and checks the result. Raises Void, or QueueEmptied."""
     before = server.depth(queue_url)
     report = ask_wrk(server, queue_url, work, connections, seconds)
@@ -90,7 +90,7 @@ def checked_cell(
 
 
 def ask_wrk(
-    server: Server, queue_url: str, work: Work, connections: int, seconds: int
+    server: PeerServer, queue_url: str, work: Work, connections: int, seconds: int
 ) -> dict[str, int]:
     """Runs wrk with the script; returns the figures that the script prints."""
     command = [shutil.which("wrk") or "wrk", "-t1", f"-c{connections}", f"-d{seconds}s"]

@@ -134,7 +134,7 @@ class Depth(NamedTuple):
     total: int
 
 
-class Server:
+class PeerServer:
     """A running server."""
 
     def __init__(self, name: str, directory: Path, kind: Kind | None = None) -> None:
@@ -160,7 +160,7 @@ class Server:
                 )
         except OSError as error:
             raise Absent(f"cannot start {command[0]}: {error.strerror}") from None
-        self._link = Link(self.port)
+        self._link = ServerLink(self.port)
         try:
             self.start_s = self._wait_until_it_answers()
         except BaseException:
@@ -268,7 +268,7 @@ class Server:
             self._process.wait()
 
 
-class Link:
+class ServerLink:
     """A connection to a server on this machine, which may close it when it is idle."""
 
     def __init__(self, port: int) -> None:

@@ -39,11 +39,11 @@ from benchmarks.harness import (
     ratio,
     run_benchmark,
 )
-from benchmarks.task_apps.ledger import LEDGER, REDIS, Ledger, make_ledger
+from benchmarks.task_apps.ledger import LEDGER, REDIS, CallLedger, make_ledger
 
 ROOT = Path(__file__).parent.parent
 ROUNDS = 3
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 NOTHING = 20_000
 SLEEPS = 2_000
 SLEEP_S = 0.01
@@ -54,7 +54,7 @@ TIMED_S = 5.0
 PARTS: Final = ("nothing", "sleep_10ms", "enqueue", "delayed")
 
 
-class Peer(NamedTuple):
+class TaskPeer(NamedTuple):
     """A task queue: its module, and the commands of its worker for short and for waiting tasks."""
 
     name: str
@@ -76,7 +76,7 @@ class Peer(NamedTuple):
         return f"benchmarks.task_apps.{self.package}_app"
 
 
-def _peers() -> list[Peer]:
+def _peers() -> list[TaskPeer]:
     penstock = ["penstock", "worker", "benchmarks.task_apps.penstock_app:app"]
     dramatiq = ["dramatiq", "benchmarks.task_apps.dramatiq_app", "--processes", "1", "--threads"]
     rq = ["rq", "worker", "--worker-class", "rq.worker.SimpleWorker", "--logging_level", "ERROR"]
@@ -87,12 +87,12 @@ def _peers() -> list[Peer]:
     taskiq = ["taskiq", "worker", "benchmarks.task_apps.taskiq_app:broker", "--workers", "1"]
     taskiq += ["--max-async-tasks", "100", "--log-level", "ERROR"]
     return [
-        Peer("penstock", "penstock", penstock, penstock),
-        Peer("dramatiq", "dramatiq", [*dramatiq, "8"], [*dramatiq, "100"]),
-        Peer("taskiq", "taskiq", taskiq, taskiq, share=0.5),
-        Peer("arq", "arq", arq, arq, share=0.5),
-        Peer("huey", "huey", [*huey, "8"], [*huey, "100"]),
-        Peer(
+        TaskPeer("penstock", "penstock", penstock, penstock),
+        TaskPeer("dramatiq", "dramatiq", [*dramatiq, "8"], [*dramatiq, "100"]),
+        TaskPeer("taskiq", "taskiq", taskiq, taskiq, share=0.5),
+        TaskPeer("arq", "arq", arq, arq, share=0.5),
+        TaskPeer("huey", "huey", [*huey, "8"], [*huey, "100"]),
+        TaskPeer(
             "celery",
             "celery",
             [*celery, "-P", "solo"],
@@ -101,11 +101,11 @@ def _peers() -> list[Peer]:
             # Its Redis transport needs a redis-py that arq does not work with.
             requirements=("celery>=5.5,<6", "redis[hiredis]>=6.1,<7"),
         ),
-        Peer("rq", "rq", rq, rq, share=0.05),
+        TaskPeer("rq", "rq", rq, rq, share=0.05),
     ]
 
 
-class Bench:
+class TaskBench:
     """One redis-server and one ledger, for all rounds of all contestants."""
 
     def __init__(self, directory: Path, port: int) -> None:
@@ -121,14 +121,14 @@ class Bench:
         }
         os.environ.update({LEDGER: str(self.path), REDIS: self.url})
 
-    def environment_of(self, peer: Peer) -> dict[str, str]:
+    def environment_of(self, peer: TaskPeer) -> dict[str, str]:
         """The environment of a peer's worker."""
         if peer.directory is None:
             return self.environment
         paths = [str(PEERS / peer.directory), self.environment["PYTHONPATH"]]
         return {**self.environment, "PYTHONPATH": os.pathsep.join(paths)}
 
-    def lack_of(self, peer: Peer) -> str:
+    def lack_of(self, peer: TaskPeer) -> str:
         """The reason why a peer is not available; empty if it is."""
         lack = peer_lack(peer.package, peer.requirements) if peer.requirements else ""
         if not (lack or peer.requirements or find_spec(peer.package)):
@@ -142,14 +142,14 @@ class Bench:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    def clear(self, size: int) -> Ledger:
+    def clear(self, size: int) -> CallLedger:
         """Empties the store; returns a new ledger for `size` calls."""
         import redis
 
         redis.Redis.from_url(self.url).flushall()
         return make_ledger(self.path, size)
 
-    def call(self, peer: Peer, function: str, *arguments: Any) -> float:
+    def call(self, peer: TaskPeer, function: str, *arguments: Any) -> float:
         """Calls a function of the peer's module in a process of its own; the seconds it took."""
         child = Child(peer.directory)
         try:
@@ -157,7 +157,7 @@ class Bench:
         finally:
             child.close()
 
-    def run(self, peer: Peer, task: str, count: int) -> float:
+    def run(self, peer: TaskPeer, task: str, count: int) -> float:
         """Calls a second that one worker process runs. Raises Void."""
         ledger = self.clear(count)
         self.call(peer, "enqueue", task, range(count))
@@ -179,7 +179,7 @@ class Bench:
             if ledger.missing(count) or ledger.repeated(count):
                 raise Void(f"{peer.name}: {ledger.repeated(count)} calls ran more than once")
 
-    def enqueue(self, peer: Peer, function: str, count: int) -> float:
+    def enqueue(self, peer: TaskPeer, function: str, count: int) -> float:
         """Calls a second that one process enqueues."""
         self.clear(count)
         child = Child(peer.directory)
@@ -190,7 +190,7 @@ class Bench:
         finally:
             child.close()
 
-    def lateness_ms(self, peer: Peer, count: int) -> list[int]:
+    def lateness_ms(self, peer: TaskPeer, count: int) -> list[int]:
         """How late delayed calls run, sorted."""
         ledger = self.clear(2 * count)
         worker = subprocess.Popen(
@@ -219,9 +219,9 @@ def _end(worker: "subprocess.Popen[bytes]") -> None:
         worker.wait()
 
 
-def _wait_for(ledger: Ledger, count: int) -> list[int]:
+def _wait_for(ledger: CallLedger, count: int) -> list[int]:
     """How late the calls ran, once `count` have run or after the time limit."""
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while len(ledger.late_ms()) < count and time.monotonic() < end_s:
         time.sleep(0.1)
     return ledger.late_ms()
@@ -236,10 +236,10 @@ def timed_call(module: str, function: str, arguments: Sequence[Any]) -> float:
 
 
 def _timed_run(
-    ledger: Ledger, count: int, worker: "subprocess.Popen[bytes]", each_s: float
+    ledger: CallLedger, count: int, worker: "subprocess.Popen[bytes]", each_s: float
 ) -> float:
     """Seconds from the beginning of the first call, which takes `each_s`, to the last one's end."""
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while ledger.missing(count) == count:
         _check(worker, end_s)
         time.sleep(0.001)
@@ -257,7 +257,7 @@ def _check(worker: "subprocess.Popen[bytes]", end_s: float) -> None:
     if worker.poll() is not None:
         raise Void(f"a worker ended with status {worker.returncode}")
     if time.monotonic() > end_s:
-        raise Void(f"the calls did not run within {PATIENCE_S:g} s")
+        raise Void(f"the calls did not run within {TIMEOUT_S:g} s")
 
 
 @contextmanager
@@ -305,7 +305,7 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     try:
         with redis_server(directory) as port:
-            bench = Bench(directory, port)
+            bench = TaskBench(directory, port)
             for peer in list(peers):
                 lack = bench.lack_of(peer)
                 if lack:
@@ -317,7 +317,7 @@ def main() -> None:
 
 
 def _compare(
-    bench: Bench, peers: list[Peer], parts: list[str], rounds: int, scale: float, line: str
+    bench: TaskBench, peers: list[TaskPeer], parts: list[str], rounds: int, scale: float, line: str
 ) -> None:
     figures: dict[str, dict[str, list[float]]] = {}
     for part in parts:
@@ -343,7 +343,7 @@ def _compare(
 
 
 def _runs(
-    bench: Bench, peers: list[Peer], part: str, scale: float
+    bench: TaskBench, peers: list[TaskPeer], part: str, scale: float
 ) -> dict[str, Callable[[], float]]:
     """What each contestant does in a round."""
     if part != "enqueue":

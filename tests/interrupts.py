@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 def interrupted(call: Callable[[], object], point: int) -> bool:
@@ -48,5 +48,5 @@ def ends_in_time(call: Callable[[], object]) -> bool:
     """Whether the call, in a thread of its own, returns or raises within the time limit."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     return not thread.is_alive()

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.ports import lasting_port
 
-PATIENCE_S = 90
+TIMEOUT_S = 90
 # Never set: its `wait` is the pause between two checks of a server that starts or ends.
 PAUSE = threading.Event()
 # Debian's script, without the part that requires root or the user rabbitmq.
@@ -143,7 +143,7 @@ class Broker:
                 stderr=output,
                 start_new_session=True,
             )
-        give_up_s = time.monotonic() + PATIENCE_S
+        give_up_s = time.monotonic() + TIMEOUT_S
         while not _listens(self.port):
             printed = (where / "output").read_text(errors="replace")
             assert self._process.poll() is None, f"RabbitMQ did not start: {printed}"
@@ -174,14 +174,14 @@ class Broker:
             self.send(how)
             self.send(signal.SIGCONT)
         try:
-            self._process.wait(PATIENCE_S)
+            self._process.wait(TIMEOUT_S)
         finally:
             with suppress(ProcessLookupError):
                 self.send(signal.SIGKILL)
             self._process.stdin.close()
             self._process = None
         # The script has ended; the Erlang virtual machine may take longer.
-        give_up_s = time.monotonic() + PATIENCE_S
+        give_up_s = time.monotonic() + TIMEOUT_S
         while any(map(_listens, (self.port, self._dist_port))):
             assert time.monotonic() < give_up_s, "RabbitMQ does not end"
             PAUSE.wait(0.02)
@@ -191,7 +191,7 @@ class Broker:
         self.stop(signal.SIGKILL)
         if not is_last:
             return
-        give_up_s = time.monotonic() + PATIENCE_S
+        give_up_s = time.monotonic() + TIMEOUT_S
         # The port mapper refuses to end while the broker is registered with it.
         while time.monotonic() < give_up_s:
             ended = subprocess.run(

@@ -27,7 +27,7 @@ from tests.journal.disk import Disk, PowerCut
 FILE_SIZE = 8192
 
 
-class Clock:
+class SteppedClock:
     def __init__(self, now_s=1_700_000_000.0):
         self.now_s = now_s
 
@@ -37,7 +37,7 @@ class Clock:
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return SteppedClock()
 
 
 @pytest.fixture
@@ -320,7 +320,7 @@ def test_after_a_failed_sync_the_queue_stops_and_keeps_what_it_answered():
     assert drain(PersistedQueue(left.path, storage=left))[0] == b"answered"
 
 
-class Account:
+class QueueModel:
     """The model of a queue: the answered calls, and those that may or may not have taken effect."""
 
     def __init__(self, disk, durability="sync"):
@@ -366,7 +366,7 @@ class Account:
 def test_no_power_cut_loses_a_push_or_brings_back_a_pop(seed):
     rng = random.Random(seed)
     disk = Disk(sector_bytes=rng.choice([512, 4096]), tearing=rng.random() < 0.3)
-    account = Account(disk)
+    account = QueueModel(disk)
     for _ in range(4):
         account.disk.steps_left = rng.randrange(80)
         try:
@@ -438,7 +438,7 @@ class QueueMachine(RuleBasedStateMachine):
     @initialize()
     def start(self):
         self.disk = Disk()
-        self.clock = Clock()
+        self.clock = SteppedClock()
         self.model: deque[tuple[bytes, float]] = deque()
         self.queue = self.open()
 

@@ -10,7 +10,7 @@ from tools.tidy import ROOT
 pytest_plugins = ["pytester"]
 
 
-class Machine:
+class AptMachine:
     """A machine that needs one package, and whose apt-get is a script that the test writes."""
 
     def __init__(self, root):
@@ -39,7 +39,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path):
-    return Machine(tmp_path)
+    return AptMachine(tmp_path)
 
 
 def test_a_missing_package_is_installed_by_name(machine):

@@ -69,7 +69,7 @@ BAD = [
     (tidy.build_output, "src/penstock/__pycache__/queue.cpython-311.pyc", ""),
     (tidy.build_output, "src/penstock.egg-info/PKG-INFO", ""),
     (tidy.build_output, "dist/penstock-0.1.0-py3-none-any.whl", ""),
-    (tidy.machine_paths, DOC, "Look in /root/.cache for it."),
+    (tidy.machine_paths, DOC, "ReadRegister in /root/.cache for it."),
     (tidy.machine_paths, DOC, "cd /home/anna/penstock"),
     (tidy.machine_paths, SRC, 'path = "/work/main/data"'),
     (tidy.machine_paths, "pyproject.toml", 'url = "https://files.pythonhosted.org/x"'),
@@ -154,12 +154,13 @@ def test_a_permission_to_sleep_without_a_reason_is_an_offence():
     assert "tests/test_gone.py::test_a_b_c gives no reason" in offences
 
 
-def test_a_class_name_that_two_modules_of_the_package_use_is_an_offence():
+def test_a_class_name_that_two_modules_use_is_an_offence():
     one, two = "src/penstock/one.py", "src/penstock/two.py"
     text = "class Queue:\n    class Inner: ..."
     (found,) = tidy.unique_classes({one: "x = 1\nclass Inner: ...", two: text})
     assert str(found) == f"{two}:2: class Inner has the name of the one in {one}:2"
     assert len(list(tidy.unique_classes({one: "class _In: ...", two: "class _In: ..."}))) == 1
-    assert list(tidy.unique_classes({one: "class Queue: ...", TEST: text})) == []
+    assert len(list(tidy.unique_classes({one: "class Queue: ...", TEST: text}))) == 1
+    assert list(tidy.unique_classes({one: "class Queue: ...", DOC: text})) == []
     twice = {one: "class Queue: ...\nclass Queue: ..."}
     assert len(list(tidy.unique_classes(twice))) == 1

@@ -379,7 +379,7 @@ def idle_permissions(path: str, text: str) -> Iterator[Offence]:
 
 
 def unique_classes(files: Mapping[str, str]) -> Iterator[Offence]:
-    """A class name is unique in the package, also one that is private to its module."""
+    """A class name is unique in the package, its tests and benchmarks, also a private one."""
     seen: dict[str, str] = {}
     for path, text in sorted(files.items()):
         for node in classes_of(path, text):
@@ -390,9 +390,9 @@ def unique_classes(files: Mapping[str, str]) -> Iterator[Offence]:
 
 
 def classes_of(path: str, text: str) -> list[ast.ClassDef]:
-    """The classes of a module of the package; none if it is not valid Python."""
+    """The classes of a Python file; none if it is not valid Python."""
     try:
-        nodes = iter(nodes_of(text) if in_src(path) else ())
+        nodes = iter(nodes_of(text) if path.endswith(".py") else ())
     except SyntaxError:
         return []
     return [node for node in nodes if isinstance(node, ast.ClassDef)]

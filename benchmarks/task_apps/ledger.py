@@ -9,7 +9,7 @@ LEDGER = "BENCHMARK_LEDGER"
 REDIS = "BENCHMARK_REDIS"
 
 
-class Ledger:
+class CallLedger:
     """A count for each number, shared by processes. A call costs a fraction of a microsecond."""
 
     def __init__(self, path: Path) -> None:
@@ -44,15 +44,15 @@ class Ledger:
         return count - self.missing(count) - self._seen[:count].count(1)
 
 
-def make_ledger(path: Path, size: int) -> Ledger:
+def make_ledger(path: Path, size: int) -> CallLedger:
     """A new ledger in which nothing has run."""
     path.write_bytes(bytes(size))
-    return Ledger(path)
+    return CallLedger(path)
 
 
-def opened() -> Ledger:
+def opened() -> CallLedger:
     """The ledger of this run."""
-    return Ledger(Path(os.environ[LEDGER]))
+    return CallLedger(Path(os.environ[LEDGER]))
 
 
 def redis_url() -> str:

@@ -14,7 +14,7 @@ THREAD_PREFIX: Final = "penstock-"
 
 
 class Clock(Protocol):
-    """Gives an engine the time, and tells its waiters how long to sleep."""
+    """The time of an engine, and how long its waiters may sleep."""
 
     def now_ms(self) -> int:
         """The present instant; never less than an earlier answer."""

@@ -11,8 +11,8 @@ An operation that raises one of these has changed nothing, with two exceptions: 
 BatchRefused were done, and after BackendLost it is unknown.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 
 class PenstockError(Exception):
@@ -151,3 +151,15 @@ class CorruptEntry(JournalError):
 
 class Fenced(JournalError):
     """A newer owner writes this journal: the state held here must be discarded."""
+
+
+_CLASSES: Final = {
+    name: kind
+    for name, kind in globals().items()
+    if isinstance(kind, type) and issubclass(kind, PenstockError)
+}
+
+
+def error_class(names: Iterable[str]) -> type[PenstockError] | None:
+    """The class of the first of these names that is an error of this module."""
+    return next((_CLASSES[name] for name in names if name in _CLASSES), None)

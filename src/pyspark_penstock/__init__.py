@@ -1,4 +1,4 @@
-"""The name by which Spark finds `format("penstock")` without being told of it."""
+"""The name by which Spark finds `format("penstock")` without registration."""
 
 from penstock.spark.source import PenstockSource as DefaultSource
 

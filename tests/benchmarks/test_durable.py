@@ -78,8 +78,9 @@ def test_sqlite_is_not_compared_in_a_durability_that_it_does_not_have(durability
 
 
 def test_without_a_row_there_is_neither_its_ratio_nor_its_target():
-    race = durable.Race("a race", durable.push, [])
-    here, gone = durable.Row("penstock embedded", "sync"), durable.Row("beanstalkd", "sync")
+    race = durable.StoreRace("a race", durable.push, [])
+    here = durable.StoreRow("penstock embedded", "sync")
+    gone = durable.StoreRow("beanstalkd", "sync")
     race.rates = {here: [1.0, 2.0]}
     assert race.ratio(here, here) == 1
     assert race.ratio(here, gone) is None

@@ -67,7 +67,7 @@ def test_a_decode_that_misses_an_event_voids_the_run(made):
 
 
 def test_every_target_is_computed_from_ratios_within_a_round():
-    journals = spark.Written([], 1_000_000, 0, {}), spark.Written([], 10_000_000, 0, {})
+    journals = [spark.WrittenJournals([], count, 0, {}) for count in (1_000_000, 10_000_000)]
     audit = {"spark small": [1.0, 2.0], "spark large": [10.0, 20.0], "duckdb large": [4.0, 8.0]}
     rates = {
         "source": [6.0, 3.0],
@@ -78,7 +78,7 @@ def test_every_target_is_computed_from_ratios_within_a_round():
     lake = {"tables_s": 10.0, "tenth_s": 2.0, "new_s": 1.0, "rebuild_s": 20.0}
     commands = {"run": 5.0, "audit": 4.0, "run, nothing new": 0.5, "audit, nothing new": 0.6}
     sink = {"sink": [12.0], "client": [2.0]}
-    run = spark.Run(*journals, {}, rates, lake, audit, commands, sink)
+    run = spark.SparkFigures(*journals, {}, rates, lake, audit, commands, sink)
     found = {target.name: target.value for target in spark.targets(run)}
     assert found == {
         "source / prebuilt into Spark": 0.75,

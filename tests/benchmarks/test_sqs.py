@@ -70,7 +70,7 @@ def test_a_run_without_an_answer_counts_as_one_request():
 
 
 def test_the_bare_loop_answers_like_an_sqs_server():
-    answers = sqs_bare.Answers()
+    answers = sqs_bare.BareAnswers()
 
     def ask(action, **parameters):
         body = json.dumps({"QueueUrl": "http://localhost/0/q", **parameters}).encode()
@@ -93,17 +93,17 @@ def test_a_server_that_cannot_be_installed_is_listed_as_absent_with_the_reason(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(harness, "PEERS", tmp_path / "peers")
     with sqs.ExitStack() as stack:
-        contestants, absent = sqs.contest(stack, tmp_path, [sqs.Row("fauxqs")])
+        contestants, absent = sqs.contest(stack, tmp_path, [sqs.ServerRow("fauxqs")])
     assert contestants == {}
     assert absent == {"fauxqs": "cannot install fauxqs: there is no npm"}
 
 
 def test_every_target_is_computed_and_an_absent_peer_is_replaced_by_the_fastest_present():
-    rows = [*map(sqs.Row, sqs_servers.KINDS), sqs.Row(sqs_servers.MEMORY, sqs.BACKLOG)]
-    rows.remove(sqs.Row("ElasticMQ"))
-    rates = dict.fromkeys(rows, 1.0) | {sqs.Row("ministack"): 2.0}
+    rows = [*map(sqs.ServerRow, sqs_servers.KINDS), sqs.ServerRow(sqs_servers.MEMORY, sqs.BACKLOG)]
+    rows.remove(sqs.ServerRow("ElasticMQ"))
+    rates = dict.fromkeys(rows, 1.0) | {sqs.ServerRow("ministack"): 2.0}
     cells = {row: [sqs_load.Cell(rate, 1, 1)] for row, rate in rates.items()}
-    figures = {sqs.Race(work, sqs.MANY): cells for work in sqs.WORKS}
+    figures = {sqs.ServerRace(work, sqs.MANY): cells for work in sqs.WORKS}
     found = {target.name: target.value for target in sqs.targets(figures)}
     assert len(found) == 16
     assert found["SendMessage: memory / ministack"] == 0.5
@@ -114,10 +114,10 @@ def test_every_target_is_computed_and_an_absent_peer_is_replaced_by_the_fastest_
 @pytest.mark.parametrize("name", [sqs_servers.MEMORY, sqs_servers.BARE])
 def test_a_second_of_each_kind_of_work_is_measured_and_loses_nothing(tmp_path, name):
     with sqs.ExitStack() as stack:
-        contestants, _ = sqs.contest(stack, tmp_path, [sqs.Row(name)])
+        contestants, _ = sqs.contest(stack, tmp_path, [sqs.ServerRow(name)])
         (contestant,) = contestants.values()
         for work in (sqs.Work("send", 10), sqs.Work("receive", 1)):
-            cell = contestant.run(sqs.Race(work, 2), 1)
+            cell = contestant.run(sqs.ServerRace(work, 2), 1)
             assert cell.per_s > 0
             assert 0 < cell.p50_ms <= cell.p99_ms
 
@@ -138,7 +138,7 @@ def test_after_a_server_closed_an_idle_connection_a_request_opens_a_new_one():
         closing = threading.Semaphore(0)
         thread = threading.Thread(target=serve, args=(listener, closing))
         thread.start()
-        link = sqs_servers.Link(listener.getsockname()[1])
+        link = sqs_servers.ServerLink(listener.getsockname()[1])
         for _ in range(3):
             assert link.post("/", "x", {}) == (200, "ok")
             closing.acquire(timeout=30)

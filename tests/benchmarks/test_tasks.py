@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_ledger_counts_what_is_missing_and_what_ran_twice(tmp_path):
     ledger = ledgers.make_ledger(tmp_path / "ledger", 5)
-    same_file = ledgers.Ledger(tmp_path / "ledger")
+    same_file = ledgers.CallLedger(tmp_path / "ledger")
     for number in (0, 1, 1, 3):
         same_file.note(number)
     assert (ledger.missing(5), ledger.repeated(5)) == (2, 1)

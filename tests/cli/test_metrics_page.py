@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from penstock.cli.metrics_page import CONNECTIONS_MAX, MetricsPage
 from tests.measure import memory_bytes
 
-PATIENCE_S = 20
+TIMEOUT_S = 20
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def page():
 
 
 def connect(page):
-    return socket.create_connection(("127.0.0.1", page.port), PATIENCE_S)
+    return socket.create_connection(("127.0.0.1", page.port), TIMEOUT_S)
 
 
 def read_all(wire):
@@ -50,12 +50,12 @@ def ask(page, request):
 
 
 def test_the_figures_are_shown_at_metrics(page):
-    with urllib.request.urlopen(f"http://localhost:{page.port}/metrics", timeout=PATIENCE_S) as got:
+    with urllib.request.urlopen(f"http://localhost:{page.port}/metrics", timeout=TIMEOUT_S) as got:
         assert b"penstock_test 7.0" in got.read()
         assert got.headers["Content-Type"].startswith("text/plain; version=")
     assert b"penstock_test" not in ask(page, b"HEAD /metrics HTTP/1.0\r\n\r\n")
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"http://localhost:{page.port}/other", timeout=PATIENCE_S)
+        urllib.request.urlopen(f"http://localhost:{page.port}/other", timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ QUOTES = "put a text of several words in quotes"
 @pytest.mark.parametrize(
     ("line", "said", "where"),
     [
+        ("", "the command is missing", ""),
         ("--store file:s create q", f"--store: {BEFORE}; {BEHIND.format('create')}", ""),
         ("--wait=5 pull orders", f"--wait: {BEFORE}; {BEHIND.format('pull')}", ""),
         ("--jsn list", f"--jsn: {BEFORE}; did you mean --json?", ""),
@@ -49,7 +50,6 @@ def test_a_mistake_is_named_with_what_to_write_instead(run_main, line, said, whe
 @pytest.mark.parametrize(
     "line",
     [
-        [],
         ["--url", "memory:", "create", "orders"],
         ["--url=memory:", "--json", "list"],
         ["--json", "list", "--unknown"],

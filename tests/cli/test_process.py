@@ -77,7 +77,7 @@ def test_the_store_may_be_named_before_the_command(process):
     ("words", "status", "said"),
     [
         (["list"], 2, "PENSTOCK_URL"),
-        ([], 2, "COMMAND"),
+        ([], 2, "the command is missing"),
         (["shove", "orders"], 2, "shove"),
         (["push", "orders"], 2, "BODY"),
         (["push", "orders", "x", "--delay", "soon"], 2, "'soon' is not a duration"),

@@ -1,4 +1,4 @@
-"""`penstock inspect`, `check` and `readers`: what they tell, and that they touch nothing."""
+"""`penstock inspect`, `check` and `readers`: what they print, and that they change nothing."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from penstock.service import CreateQueue, Delete, Pull, Purge, Push
 from tests.backends.engine.random_store import small_slices
 from tests.backends.engine.test_damage import flip
 from tests.backends.engine.test_opening import listing
-from tests.backends.engine.test_upkeep import Store
+from tests.backends.engine.test_upkeep import ReopenedStore
 
 EXECUTABLE = str(Path(sys.executable).with_name("penstock"))
 
@@ -46,7 +46,7 @@ def run(capsys):
 @pytest.fixture
 def busy(quick_path):
     """A store with an archive, snapshots, a reader and a few messages, still open."""
-    store = Store(quick_path)
+    store = ReopenedStore(quick_path)
     store(CreateQueue("orders"), CreateQueue("other"))
     readers.register(quick_path / "store", "spark", 0, 1)
     for turn in range(6):
@@ -77,19 +77,19 @@ def test_inspect_shows_an_event_a_line_with_names_from_the_snapshot(run, busy):
 def test_inspect_of_the_archive_and_the_journal_together_shows_every_event(run, busy):
     path, archive = busy.root / "store", busy.root / "archive"
     status, out, _ = run("inspect", path, "--archive", archive, "--json", untouched=busy.root)
-    told = [json.loads(line) for line in out.splitlines()]
+    events = [json.loads(line) for line in out.splitlines()]
     assert status == 0
-    assert told[0]["event"] == "QueueCreated"
-    assert told[0]["offset"] == 0
-    bodies = [each["body"] for each in told if each["queue"] == "orders" and "body" in each]
+    assert events[0]["event"] == "QueueCreated"
+    assert events[0]["offset"] == 0
+    bodies = [each["body"] for each in events if each["queue"] == "orders" and "body" in each]
     assert list(dict.fromkeys(bodies)) == [f"order {turn}" for turn in range(6)]
-    assert sorted({each["entry"] for each in told}) == list(range(1, told[-1]["entry"] + 1))
+    assert sorted({each["entry"] for each in events}) == list(range(1, events[-1]["entry"] + 1))
 
 
 def test_inspect_begins_at_the_given_offset_even_within_an_entry(run, busy):
     _, out, _ = run("inspect", busy.root / "store", "--json")
-    told = [json.loads(line) for line in out.splitlines()]
-    offset = told[-3]["offset"]
+    events = [json.loads(line) for line in out.splitlines()]
+    offset = events[-3]["offset"]
     for start in (offset, offset - 1):
         _, out, _ = run("inspect", busy.root / "store", "--json", "--from", start)
         assert json.loads(out.splitlines()[0])["offset"] == offset
@@ -169,7 +169,7 @@ def test_check_names_what_is_damaged_and_where(run, busy, quick_path):
 
 
 def test_check_names_the_message_whose_content_is_damaged(run, quick_path):
-    store = Store(quick_path, archive=None)
+    store = ReopenedStore(quick_path, archive=None)
     store(CreateQueue("q"), Push("q", b"whole"))
     lost = store(Push("q", b"damaged")).id
     place = store.engine.shard.queues[1].deliveries[2].content >> 32

@@ -17,7 +17,7 @@ async def pace():
     await asyncio.sleep(PACE_S)
 
 
-class Ledger:
+class LoadLedger:
     """Pushes, pulls and deletes on some queues, and records every answer."""
 
     def __init__(self, queues, names):

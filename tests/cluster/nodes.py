@@ -46,6 +46,13 @@ class Cluster:
         self.undo.push_async_callback(router.close)
         return AsyncQueues(router)
 
+    async def open_queue(self, name, nodes=("a",), **settings):
+        """Adds nodes, and creates a queue through a router of its own, which is returned."""
+        await self.add(*nodes)
+        queues = await self.connect()
+        await queues.create(name, **settings)
+        return queues
+
     async def until(self, is_so):
         async with asyncio.timeout(TIMEOUT_S):
             while not is_so():  # noqa: ASYNC110

@@ -18,7 +18,7 @@ from penstock.url import read_url
 from tests.conftest import MEMORY
 
 TIMEOUT_S = 60
-LOOK_S = 0.05
+POLL_S = 0.05
 # All nodes are asked each time.
 STATUS_S = 0.2
 
@@ -73,7 +73,7 @@ class LocalCluster:
         async def look(operator):
             async with asyncio.timeout(timeout_s):
                 while await operator.owner(shard) == owner:  # noqa: ASYNC110
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
 
         await operate(self.address, look)
 

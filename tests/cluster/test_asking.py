@@ -12,9 +12,7 @@ from penstock.service import Delete, Extend, Pull, Push
 
 def test_commands_of_one_turn_share_entries_and_keep_their_order(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("orders")
+        queues = await cluster.open_queue("orders")
         await cluster.until_owned("a")
         journal = cluster.nodes["a"].node.owned[0].journal
         before = journal.last_sequence
@@ -33,9 +31,7 @@ def test_commands_of_one_turn_share_entries_and_keep_their_order(on_cluster):
 
 def test_pushes_to_a_spread_queue_share_entries_in_each_of_its_shards(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("hot")
+        queues = await cluster.open_queue("hot")
         await cluster.nodes["a"].router.spread.spread("hot", 2)
         await queues.push("hot", b"reads the spread")
         journals = [each.journal for each in cluster.nodes["a"].node.owned.values()]
@@ -53,9 +49,7 @@ def test_pushes_to_a_spread_queue_share_entries_in_each_of_its_shards(on_cluster
 
 def test_a_command_refused_in_a_batch_gets_the_error_that_it_gets_alone(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("orders")
+        queues = await cluster.open_queue("orders")
         execute = queues.service.execute
         (claim,) = await claim_one(queues)
         commands = [
@@ -91,9 +85,7 @@ async def claim_one(queues):
 
 def test_a_cancelled_command_does_not_affect_the_others_of_its_batch(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("orders")
+        queues = await cluster.open_queue("orders")
         tasks = [asyncio.create_task(queues.push("orders", b"%d" % n)) for n in range(10)]
         await asyncio.sleep(0)
         tasks[3].cancel()
@@ -125,12 +117,50 @@ def test_items_of_a_message_come_in_order_with_turns_between_them():
     asyncio.run(work())
 
 
+def test_items_without_data_have_turns_between_them_too():
+    async def work():
+        items = [(n, b"") for n in range(1_000)]
+        ((_, message),) = calls._pack(items)
+        turns = 0
+
+        def count():
+            nonlocal turns
+            turns += 1
+            asyncio.get_running_loop().call_soon(count)
+
+        count()
+        assert [each async for each in calls.in_slices(message)] == items
+        assert turns >= 5
+
+    asyncio.run(work())
+
+
+def test_parts_of_requests_are_joined_by_sender_and_the_oldest_are_dropped(monkeypatch):
+    monkeypatch.setattr(calls, "_HALF_RECEIVED_MAX", 3)
+    monkeypatch.setattr(calls, "_HALF_RECEIVED_BYTES_MAX", 100)
+    monkeypatch.setattr(calls, "FRAME_BYTES_MAX", 60 - calls.PART_BYTES)
+    assembly = calls.Assembly()
+    for sender in ("a", "b"):
+        assembly.add(sender, b"1" + sender.encode())
+        assembly.add(sender, b"2")
+    assert assembly.whole("b", b"3") == b"1b23"
+    assert assembly.whole("b", b"alone") == b"alone"
+    for sender in ("c", "d", "e"):
+        assembly.add(sender, sender.encode())
+    assert assembly.whole("a", b"too many") == b"too many"
+    assembly.add("c", b"x" * 50)
+    assembly.add("d", b"y" * 50)
+    assert assembly.whole("c", b"all too large") == b"all too large"
+    assembly.add("d", b"y" * 20)
+    assert assembly.whole("d", b"itself too large") == b"itself too large"
+    assert assembly.whole("e", b"!") == b"e!"
+    assert assembly._bytes == 0
+
+
 @pytest.mark.parametrize("size", [0, 1, 1_024, 1_025, 70_000])
 def test_bodies_of_every_size_arrive_whole(on_cluster, size):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("orders")
+        queues = await cluster.open_queue("orders")
         body = bytes(n % 251 for n in range(size))
         await asyncio.gather(*(queues.push("orders", body) for _ in range(40)))
         claims = await queues.pull_many("orders", 100)
@@ -141,23 +171,21 @@ def test_bodies_of_every_size_arrive_whole(on_cluster, size):
 
 def test_a_request_that_was_lost_on_its_way_is_sent_again(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("orders")
+        queues = await cluster.open_queue("orders")
         owned = cluster.nodes["a"].node.owned[0]
         client = cluster.nodes["a"].node._client
         subject = f"{cluster.address.name}.serve.0.{owned.term}"
         # Another subscriber gets the message, so that NATS does not report it as undelivered.
-        heard = asyncio.Event()
+        received = asyncio.Event()
 
-        async def swallow(message):
-            heard.set()
+        async def discard(message):
+            received.set()
 
-        instead = await client.subscribe(subject, cb=swallow)
+        instead = await client.subscribe(subject, cb=discard)
         await owned._subscription.unsubscribe()
         await client.flush()
         pushing = asyncio.create_task(queues.push("orders", b"lost", dedup_id="once"))
-        await heard.wait()
+        await received.wait()
         owned._subscription = await client.subscribe(subject, cb=owned._take)
         await instead.unsubscribe()
         async with asyncio.timeout(20):
@@ -187,12 +215,12 @@ def test_a_command_is_repeated_at_once_if_the_owner_announces_itself_meanwhile(
             nonlocal tries
             tries += 1
             if tries == 2:
-                heard = asker._announced.get(0, 0)
+                counted = asker._announced.get(0, 0)
                 term = str(node.owned[0].term).encode()
                 await node._client.publish(f"{node._name}.owned.0", term)
-                await cluster.until(lambda: asker._announced.get(0, 0) > heard)
+                await cluster.until(lambda: asker._announced.get(0, 0) > counted)
             if tries <= 2:
-                raise NotDone("nobody listens there yet")
+                raise NotDone("no owner listens there yet")
             return await try_once(*arguments)
 
         monkeypatch.setattr(asker, "_try", fail_twice)

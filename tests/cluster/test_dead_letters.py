@@ -120,9 +120,7 @@ def test_the_owner_is_killed_after_they_arrived_and_before_it_noted_that(on_clus
 
 def test_dead_letters_of_a_spread_queue_reach_a_spread_dead_letter_queue(on_cluster):
     async def work(cluster):
-        await cluster.add("a", "b")
-        queues = await cluster.connect()
-        await queues.create("work", dead_letter="dead", max_receives=1)
+        queues = await cluster.open_queue("work", ("a", "b"), dead_letter="dead", max_receives=1)
         router = cluster.nodes["a"].router
         await router.spread.spread("work", 3)
         await router.spread.spread("dead", 4)

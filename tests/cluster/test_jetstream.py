@@ -18,12 +18,12 @@ from penstock.cluster.log import (
     Bounds,
     Demote,
     DropChunks,
-    Look,
-    LookAll,
     Mismatch,
     PurgeSlots,
     PutChunk,
     ReadChunk,
+    ReadRegister,
+    ReadRegisters,
     ReadSlots,
     Swap,
     Unanswered,
@@ -57,12 +57,11 @@ async def become_ready(log, shards):
     """Waits until every shard's stream answers: new streams may have no leader yet."""
     for shard in range(shards):
         for request in (Bounds(shard), ReadSlots(shard, 1)):
-            while True:
-                try:
+            is_answered = False
+            while not is_answered:
+                with suppress(Unanswered):
                     await log.execute(request)
-                    break
-                except Unanswered:
-                    await asyncio.sleep(0.05)
+                    is_answered = True
 
 
 async def read_until(log, first, last):
@@ -144,15 +143,15 @@ def test_registers_are_swapped_by_revision(on_log):
         other = await log.execute(Swap("owner.2", b"c", 0))
         second = await log.execute(Swap("owner.1", b"b", first))
         assert first < other < second
-        while (found := await log.execute(Look("owner.1"))).revision < second:
+        while (found := await log.execute(ReadRegister("owner.1"))).revision < second:
             pass
         assert found == ("owner.1", b"b", second)
-        assert await log.execute(Look("owner.3")) is None
+        assert await log.execute(ReadRegister("owner.3")) is None
         assert await log.execute(Swap("other", b"d", 0)) > second
-        while len(every := await log.execute(LookAll("owner."))) < 2:
+        while len(every := await log.execute(ReadRegisters("owner."))) < 2:
             pass
         assert every == [("owner.1", b"b", second), ("owner.2", b"c", other)]
-        assert await log.execute(LookAll("nothing.")) == []
+        assert await log.execute(ReadRegisters("nothing.")) == []
 
     on_log(work)
 

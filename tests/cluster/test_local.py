@@ -30,7 +30,7 @@ connect: Any = carrot.connect
 QUEUE = next(f"held{n}" for n in range(100) if first_shard(f"held{n}", 4) == 0)
 
 
-class Stopped:
+class StoppedOwner:
     """The owner of shard 0, which is stopped, and what it answers to those who ask it directly."""
 
     def __init__(self, cluster):
@@ -56,7 +56,7 @@ class Stopped:
 
         async def take(message):
             for token, data in calls.unpack(message.data):
-                if data[:1] != calls.AT_IT:
+                if data[:1] != calls.IN_PROGRESS:
                     self.replies.setdefault(token, data[:1])
                     if len(self.replies) == len(self.commands):
                         answered.set()
@@ -93,7 +93,7 @@ def stopped(local_cluster):
     with penstock.connect(local_cluster.url) as queues:
         queues.create(QUEUE)
         queues.push(QUEUE, b"before")
-    stopped = Stopped(local_cluster)
+    stopped = StoppedOwner(local_cluster)
     stopped.begin()
     asyncio.run(local_cluster.until_replaced(0, stopped.owner, 10))
     yield stopped

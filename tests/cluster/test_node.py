@@ -8,17 +8,16 @@ from penstock.cluster.jetstream import JetStream
 from penstock.cluster.log import ReadSlots
 from penstock.cluster.membership import set_register
 from penstock.cluster.open import open_node
-from penstock.errors import StoreInUse
-from penstock.service import CreateQueue
+from penstock.cluster.spread import NOTE
+from penstock.errors import InvalidField, StoreInUse
+from penstock.service import ConfigureQueue, CreateQueue
 from tests.cluster.ledger import pace
 from tests.cluster.nodes import TIMEOUT_S
 
 
 def test_a_message_goes_through_a_cluster_of_one_node(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("orders")
+        queues = await cluster.open_queue("orders")
         pushed = await queues.push("orders", b"hello")
         claim = await queues.pull("orders", wait=5)
         assert (claim.body, claim.id) == (b"hello", pushed)
@@ -210,9 +209,7 @@ def test_dead_letters_reach_a_queue_in_another_shard_and_come_back(on_cluster):
 
 def test_a_body_larger_than_a_message_of_nats_goes_through(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("large", max_body_bytes=8_000_000)
+        queues = await cluster.open_queue("large", max_body_bytes=8_000_000)
         body = bytes(range(256)) * 12_000
         await queues.push("large", body)
         assert (await queues.pull("large")).body == body
@@ -226,5 +223,46 @@ def test_two_nodes_of_one_name_are_refused(on_cluster):
         with pytest.raises(StoreInUse, match="'a' is already running"):
             await open_node(cluster.address, node="a", directory=cluster.path / "twin")
         await cluster.until_owned("a")
+
+    on_cluster(work, shards=1)
+
+
+def test_a_malformed_request_to_a_node_is_refused_and_changes_nothing(on_cluster):
+    requests = [b"", b"yield", b"yield \xc2\xb2", b"yield -1", b"yield 0 0", b"x" * 100_000]
+
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        before = cluster.owners()
+        client = queues.service._asker._client
+        name = cluster.address.name
+        for request in requests:
+            answer = await client.request(f"{name}.node.a.ask", request, timeout=TIMEOUT_S)
+            assert answer.data == b"? unknown request"
+        for subject in ("owned.x", "grown.x", "grown.9999"):
+            await client.publish(f"{name}.{subject}", b"\xff")
+        await queues.push("orders", b"x")
+        assert cluster.owners() == before
+
+    on_cluster(work, shards=1)
+
+
+def test_the_note_of_a_spread_queue_is_refused_in_the_settings_of_a_client(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        for number, note in enumerate(("junk", "[1, 2]")):
+            settings = {"annotations": {NOTE: note}}
+            create = CreateQueue(f"other{number}", settings)
+            for command in (create, ConfigureQueue("orders", settings)):
+                with pytest.raises(InvalidField, match="penstock cluster spread"):
+                    await queues.service.execute(command)
+            # Another router may send it all the same: the owner goes on.
+            await queues.service.ask(0, create)
+            await queues.push("orders", b"x")
+        assert (await queues.stats("orders")).messages == 2
+        assert not cluster.nodes["a"].node.failures
 
     on_cluster(work, shards=1)

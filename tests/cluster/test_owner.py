@@ -31,7 +31,7 @@ KEY, IDENTITY = b"k" * 32, b"identit"
 names = (f"name-{n}" for n in itertools.count())
 
 
-class Owner:
+class OwnerOnLog:
     """One owner of the shard on a log in memory."""
 
     def __init__(self, log, path, node="a", in_files=False):
@@ -80,12 +80,12 @@ def log():
 
 @pytest.fixture
 def owner(log, quick_path):
-    return Owner(log, quick_path).take()
+    return OwnerOnLog(log, quick_path).take()
 
 
 @pytest.fixture
 def other(log, quick_path):
-    return Owner(log, quick_path, "b")
+    return OwnerOnLog(log, quick_path, "b")
 
 
 def bodies(owner):
@@ -203,7 +203,7 @@ def test_an_owner_that_was_replaced_before_it_opened_its_term_gives_up(
     request = next(slow)
     while type(request) is not Append:
         request = slow.send(log.answer(request))
-    third = Owner(log, quick_path, "c").take()
+    third = OwnerOnLog(log, quick_path, "c").take()
     third.do(Push("q", b"third"))
     # Its append is taken after the third owner's extents.
     void = Append(SHARD, log.last(SHARD), request.extent)
@@ -213,13 +213,13 @@ def test_an_owner_that_was_replaced_before_it_opened_its_term_gives_up(
         finish(slow, request, log)
     # The third owner skips the void extent, and so does every later one.
     third.do(Push("q", b"goes on"))
-    last = Owner(log, quick_path, "d").take()
+    last = OwnerOnLog(log, quick_path, "d").take()
     assert bodies(last)[-2:] == [b"third", b"goes on"]
 
 
 def test_a_shard_that_another_node_took_first_is_not_taken(log, owner, other):
     seen = log.registers[owner_key(SHARD)].revision
-    Owner(log, other.path, "c").take()
+    OwnerOnLog(log, other.path, "c").take()
     steps = take_over(other.replica, "b", "late", seen)
     with pytest.raises(NotOwner):
         run_steps(steps, log.answer)
@@ -269,7 +269,7 @@ def test_half_an_entry_of_a_replaced_owner_is_dropped(log, owner, other, quick_p
     other.take()
     other.do(Push("q", b"next"))
     assert bodies(other) == [b"kept", b"next"]
-    last = Owner(log, quick_path, "c").take()
+    last = OwnerOnLog(log, quick_path, "c").take()
     assert last.state == other.state
 
 
@@ -398,7 +398,7 @@ def test_two_snapshots_are_kept_and_either_is_enough(log, owner, other, quick_pa
     for key in log.chunks:
         log.chunks[key] = b"damaged"
     with pytest.raises(StoreUnusable):
-        Owner(log, quick_path, "c").take()
+        OwnerOnLog(log, quick_path, "c").take()
 
 
 def test_dedup_ids_survive_snapshot_and_takeover(log, owner, other):
@@ -446,6 +446,26 @@ def test_a_long_log_is_read_in_short_steps(log, owner, other):
     assert other.state == owner.state
 
 
+def test_a_large_extent_is_applied_in_short_steps_and_reading_may_end_between_them(
+    log, owner, other
+):
+    filled(owner)
+    run_steps(other.replica.catch_up(), log.answer)
+    for n in range(100):
+        owner.engine.submit(Push("q", b"%d" % n + b"x" * 2_000))
+    owner.flush()
+    steps = other.replica.catch_up()
+    request = next(steps)
+    while request != Pause(0):
+        request = steps.send(log.answer(request))
+    # The task that reads is cancelled, and the replica is used to take the shard over.
+    steps.close()
+    log.requests.clear()
+    other.take()
+    assert log.requests.count(Pause(0)) >= 4
+    assert other.state == owner.state
+
+
 def test_a_standby_that_was_left_behind_begins_at_the_next_snapshot(log, owner, other):
     filled(owner)
     run_steps(other.replica.catch_up(), log.answer)
@@ -473,7 +493,7 @@ def test_contents_in_files_are_those_in_memory(quick_path):
 
 
 def test_an_owner_in_files_serves_bodies_from_them(log, quick_path):
-    owner = Owner(log, quick_path, "f", in_files=True).take()
+    owner = OwnerOnLog(log, quick_path, "f", in_files=True).take()
     filled(owner, 20, 20_000)
     owner.journal._recent.clear()
     assert [len(body) for body in bodies(owner)] == [20_006] * 20

@@ -20,7 +20,7 @@ from penstock.cluster.nats_servers import find_program
 from penstock.cluster.open import open_node, open_router
 from penstock.errors import BackendLost
 from penstock.url import read_url
-from tests.cluster.ledger import Ledger
+from tests.cluster.ledger import LoadLedger
 from tests.conftest import FULL
 
 PARTITIONS = 200 if FULL else 6
@@ -136,7 +136,7 @@ def partitioned(tmp_path_factory):
         network.remove()
 
 
-class Spread:
+class SpreadNodes:
     """A node and a router at each server."""
 
     def __init__(self, network, path):
@@ -206,11 +206,11 @@ def test_partitions_between_the_servers_lose_nothing(partitioned, tmp_path, reco
     healed = []
 
     async def work():
-        spread = Spread(partitioned, tmp_path)
+        spread = SpreadNodes(partitioned, tmp_path)
         async with spread.undo:
             await spread.start()
             ledgers = {
-                number: Ledger(queues, [f"at{number}", f"and{number}"])
+                number: LoadLedger(queues, [f"at{number}", f"and{number}"])
                 for number, queues in spread.queues.items()
             }
             await spread.queues[1].create("minority")

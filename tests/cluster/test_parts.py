@@ -44,9 +44,7 @@ def test_other_clients_are_answered_between_the_parts_of_a_large_request(on_clus
     """Row 20: a request of 10,000 items is not one step of the owner's event loop."""
 
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("orders")
+        queues = await cluster.open_queue("orders")
         async with watching(cluster, "orders") as seen:
             replies = await queues.service.execute(large(kind))
         assert len({reply.id for reply in replies}) == MANY
@@ -60,9 +58,7 @@ def test_other_clients_are_answered_between_the_parts_of_a_large_request(on_clus
 
 def test_a_fault_in_the_last_item_of_a_large_bulk_push_changes_nothing(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("orders")
+        queues = await cluster.open_queue("orders")
         rows = [None] * 899 + [{"a": 5}]
         with pytest.raises(InvalidField):
             await queues.service.execute(
@@ -81,22 +77,20 @@ def test_settings_are_changed_after_the_last_part_of_a_large_request(on_cluster)
     """All parts are executed under the spread that the request was sent for."""
 
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("orders")
+        queues = await cluster.open_queue("orders")
         (owned,) = cluster.owned_shards()
         answers = owned._answers
         replies: list[tuple[int, bytes]] = []
         done = asyncio.Event()
 
-        class Recorder:
+        class ReplyRecorder:
             def send(self, subject, token, data):
-                if data[:1] != calls.AT_IT:
+                if data[:1] != calls.IN_PROGRESS:
                     replies.append((token, data[:1]))
                     if len(replies) == 2:
                         done.set()
 
-        sender, answers._sender = answers._sender, Recorder()
+        sender, answers._sender = answers._sender, ReplyRecorder()
         for message in calls.write_command(large("batch", 2_000)):
             answers.take(("here", 1), message)
         (message,) = calls.write_command(ConfigureQueue("orders", {"visibility_ms": 77_000}))
@@ -114,9 +108,7 @@ def test_settings_are_changed_after_the_last_part_of_a_large_request(on_cluster)
 
 def test_a_large_request_for_an_old_spread_changes_nothing_and_is_sent_again(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("orders")
+        queues = await cluster.open_queue("orders")
         # The other router does not know that the queue is spread.
         await cluster.nodes["a"].router.spread.spread("orders", 2)
         replies = await queues.service.execute(large("batch", 1_000))
@@ -128,9 +120,7 @@ def test_a_large_request_for_an_old_spread_changes_nothing_and_is_sent_again(on_
 
 def test_a_shard_is_handed_over_after_the_last_part_of_a_large_request(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("orders")
+        queues = await cluster.open_queue("orders")
         (owned,) = cluster.owned_shards()
         pushing = asyncio.create_task(queues.service.execute(large("batch")))
         await cluster.until(lambda: owned.engine.shard.names["orders"].deliveries)
@@ -145,9 +135,7 @@ def test_a_shard_is_handed_over_after_the_last_part_of_a_large_request(on_cluste
 
 def test_a_pull_of_many_is_answered_in_several_replies_of_limited_size(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("orders")
+        queues = await cluster.open_queue("orders")
         await queues.service.execute(PushMany("orders", [b"x"] * (PULL_MESSAGES_MAX + 500)))
         router = queues.service
         sizes = []

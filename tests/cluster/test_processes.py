@@ -24,7 +24,7 @@ from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
 from penstock.journal.store import journals_in
 from penstock.service import Peek, Pull, Push, Stats
-from tests.cluster.ledger import Ledger
+from tests.cluster.ledger import LoadLedger
 from tests.cluster.processes import TIMEOUT_S
 from tests.conftest import FULL
 
@@ -43,7 +43,7 @@ def with_ledger(cluster, disturb, queues=4):
     async def work():
         await cluster.until_served()
         async with await penstock.aio.connect(cluster.url) as connected:
-            ledger = Ledger(connected, [next(_names) for _ in range(queues)])
+            ledger = LoadLedger(connected, [next(_names) for _ in range(queues)])
             await ledger.begin()
             await ledger.next_answers(50)
             await disturb(ledger)
@@ -258,7 +258,7 @@ def test_an_owner_that_was_replaced_never_answers(local_cluster):
 
             async def take(message):
                 for token, data in calls.unpack(message.data):
-                    if data[:1] != calls.AT_IT:
+                    if data[:1] != calls.IN_PROGRESS:
                         replies.setdefault(token, data[:1])
                         if len(replies) == len(commands):
                             answered.set()

@@ -11,7 +11,7 @@ from penstock.cluster.membership import ARCHIVE_KEY, ARCHIVE_OFF, ARCHIVE_ON, se
 from penstock.cluster.snapshots import manifest_key, note_archive
 from penstock.service import Delete, Pull, Push
 from tests.cluster.plainlog import PlainLog
-from tests.cluster.test_owner import SHARD, Owner, filled
+from tests.cluster.test_owner import SHARD, OwnerOnLog, filled
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def log():
 @pytest.fixture
 def owner(log, quick_path):
     """An owner without an archive, most of whose log is not needed any more."""
-    owner = Owner(log, quick_path).take()
+    owner = OwnerOnLog(log, quick_path).take()
     filled(owner, 40, 100_000)
     for claim in owner.do(Pull("q", 39)):
         owner.do(Delete("q", claim.receipt))

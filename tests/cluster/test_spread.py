@@ -132,7 +132,7 @@ class Shards:
             assert len(having) <= 1, f"{group} is in {having}"
 
 
-class Sender:
+class GroupSender:
     """A router that pushes the messages of a group in order, by the last spread that it read."""
 
     def __init__(self, shards, group, name):
@@ -171,7 +171,7 @@ class Sender:
 @pytest.mark.parametrize("seed", range(200 if FULL else 15))
 def test_a_group_is_in_one_shard_and_in_order_while_the_spread_changes(seed):
     shards = Shards(seed)
-    senders = [Sender(shards, group, name) for group in GROUPS for name in "xyz"]
+    senders = [GroupSender(shards, group, name) for group in GROUPS for name in "xyz"]
     for _ in range(1_500):
         if shards.random.random() < 0.7:
             shards.random.choice(senders).step()
@@ -271,3 +271,33 @@ def test_a_push_without_a_valid_key_has_no_place():
     assert push_key(QueueSettings(), Push("q", b"x", dedup_id=5)) is None  # type: ignore[arg-type]
     by_content = QueueSettings(dedup_by_content=True)
     assert push_key(by_content, Push("q", b"x")) == push_key(by_content, Push("q", b"x"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "junk",
+        "5",
+        '["1", 2]',
+        "[0, 2]",
+        "[1, 0]",
+        "[1, -1]",
+        "[1, 2, [0]]",
+        f"[{2**32}, 2]",
+        "[1, 2, [3], 4, 5]" + "]",
+    ],
+)
+def test_a_note_that_nobody_has_written_is_none(text):
+    """A client may set annotations to anything."""
+    assert spread_of(QueueSettings(annotations={NOTE: text})) == Spread()
+    engine = Engine(clock=ManualClock())
+    engine.submit(CreateQueue("orders", {"annotations": {NOTE: text}}))
+    guard = SpreadGuard(engine.shard, SHARDS)
+    guard.check(Push("orders", b"x"), 0, 0)
+    guard.check(ConfigureQueue("orders", {}), 0, 0)
+
+
+def test_a_note_that_was_written_is_read():
+    spread = Spread(7, 3, (2, 5), 99)
+    assert spread_of(QueueSettings(annotations=with_note({}, spread))) == spread

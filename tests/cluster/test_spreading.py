@@ -22,9 +22,7 @@ async def spread(cluster, queue, shards):
 
 def test_pushes_to_a_spread_queue_go_to_all_its_shards_and_pulls_find_them(on_cluster):
     async def work(cluster):
-        await cluster.add("a", "b")
-        queues = await cluster.connect()
-        await queues.create("hot")
+        queues = await cluster.open_queue("hot", ("a", "b"))
         await queues.push("hot", b"before")
         await spread(cluster, "hot", 4)
         for number in range(40):
@@ -45,9 +43,7 @@ def test_pushes_to_a_spread_queue_go_to_all_its_shards_and_pulls_find_them(on_cl
 
 def test_one_pull_takes_from_several_shards_what_it_may(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("hot")
+        queues = await cluster.open_queue("hot")
         await spread(cluster, "hot", 3)
         for number in range(9):
             await queues.push("hot", b"%d" % number)
@@ -64,9 +60,7 @@ def test_one_pull_takes_from_several_shards_what_it_may(on_cluster):
 
 def test_a_long_poll_waits_on_every_shard_and_takes_nothing_it_does_not_return(on_cluster):
     async def work(cluster):
-        await cluster.add("a", "b")
-        queues = await cluster.connect()
-        await queues.create("hot", visibility_timeout=600)
+        queues = await cluster.open_queue("hot", ("a", "b"), visibility_timeout=600)
         await spread(cluster, "hot", 4)
         for round_number in range(12):
             waits = [asyncio.create_task(queues.pull("hot", wait=20)) for _ in range(2)]
@@ -87,9 +81,7 @@ def test_a_long_poll_waits_on_every_shard_and_takes_nothing_it_does_not_return(o
 
 def test_a_long_poll_notices_that_the_queue_is_spread_wider(on_cluster):
     async def work(cluster):
-        await cluster.add("a", "b")
-        queues = await cluster.connect()
-        await queues.create("hot")
+        queues = await cluster.open_queue("hot", ("a", "b"))
         waiting = asyncio.create_task(queues.pull("hot", wait=30))
         await asyncio.sleep(0.1)
         await spread(cluster, "hot", 4)
@@ -110,9 +102,7 @@ def test_a_long_poll_notices_that_the_queue_is_spread_wider(on_cluster):
 
 def test_a_repeated_push_reaches_the_shard_that_knows_its_dedup_id(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("hot")
+        queues = await cluster.open_queue("hot")
         ids: dict[int, str] = {}
         for shards in (1, 4, 2, 3):
             await spread(cluster, "hot", shards)
@@ -129,9 +119,7 @@ def test_a_repeated_push_reaches_the_shard_that_knows_its_dedup_id(on_cluster):
 
 def test_groups_of_a_fifo_queue_stay_whole_and_in_order_while_its_spread_changes(on_cluster):
     async def work(cluster):
-        await cluster.add("a", "b")
-        queues = await cluster.connect()
-        await queues.create("line", fifo=True, dedup_per_group=True)
+        queues = await cluster.open_queue("line", ("a", "b"), fifo=True, dedup_per_group=True)
         groups = [f"g{number}" for number in range(8)]
         sent: Counter[str] = Counter()
         seen: dict[str, list[int]] = {group: [] for group in groups}
@@ -174,9 +162,7 @@ def test_a_shard_that_is_no_longer_used_is_emptied_and_loses_the_queue(on_cluste
     monkeypatch.setattr("penstock.cluster.spread.DEDUP_WINDOW_MS", 0)
 
     async def work(cluster):
-        await cluster.add("a", "b")
-        queues = await cluster.connect()
-        await queues.create("hot")
+        queues = await cluster.open_queue("hot", ("a", "b"))
         await spread(cluster, "hot", 4)
         for number in range(20):
             await queues.push("hot", b"%d" % number)
@@ -264,13 +250,14 @@ def test_nothing_answered_is_lost_when_owners_crash_while_the_spread_changes(on_
 
 def test_settings_purge_and_removal_reach_every_shard_of_a_queue(on_cluster):
     async def work(cluster):
-        await cluster.add("a", "b")
-        queues = await cluster.connect()
-        await queues.create("hot")
+        queues = await cluster.open_queue("hot", ("a", "b"))
         await spread(cluster, "hot", 4)
-        await queues.configure("hot", visibility_timeout=77)
+        await queues.configure("hot", visibility_timeout=77, priority_age=600)
         shown = (await queues.service.execute(DescribeQueue("hot"))).settings
         assert (shown.visibility_ms, shown.annotations) == (77_000, {})
+        everywhere = [o.engine.shard.names.get("hot") for o in cluster.owned_shards()]
+        ages = [each.settings.priority_age_ms for each in everywhere if each is not None]
+        assert ages == [600_000] * 4
         for _ in range(8):
             await queues.push("hot", b"x")
         claims = await queues.pull_many("hot", 8)
@@ -293,9 +280,7 @@ def test_settings_purge_and_removal_reach_every_shard_of_a_queue(on_cluster):
 
 def test_an_attempt_that_is_repeated_finds_its_claims_in_whichever_shard_they_are(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("hot")
+        queues = await cluster.open_queue("hot")
         await spread(cluster, "hot", 4)
         await queues.push("hot", b"one")
         first = await queues.pull_many("hot", 1, attempt_id="t1")
@@ -334,9 +319,7 @@ def test_a_batch_for_several_queues_some_of_them_spread_is_done_item_by_item(on_
 
 def test_a_fifo_queue_is_spread_only_if_it_knows_dedup_ids_by_group(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("line", fifo=True)
+        queues = await cluster.open_queue("line", fifo=True)
         with pytest.raises(InvalidField, match="dedup_per_group"):
             await spread(cluster, "line", 2)
         await queues.configure("line", dedup_per_group=True)

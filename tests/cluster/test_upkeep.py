@@ -6,7 +6,7 @@ import re
 
 from penstock.cli import main
 from penstock.cluster.jetstream import JetStream
-from penstock.cluster.log import Look, ReadSlots
+from penstock.cluster.log import ReadRegister, ReadSlots
 from penstock.cluster.membership import set_register
 from penstock.cluster.nats_servers import server_config
 from penstock.cluster.operations import operate
@@ -16,13 +16,13 @@ from penstock.service import ConfigureQueue, CreateQueue, Delete, DescribeQueue,
 from tests.cluster.ledger import pace
 from tests.cluster.nodes import TIMEOUT_S
 from tests.cluster.plainlog import PlainLog
-from tests.cluster.test_owner import SHARD, Owner, filled
+from tests.cluster.test_owner import SHARD, OwnerOnLog, filled
 from tests.cluster.test_spreading import spread
 
 
 def test_the_log_is_purged_only_as_far_as_it_is_archived(quick_path):
     log = PlainLog()
-    owner = Owner(log, quick_path).take()
+    owner = OwnerOnLog(log, quick_path).take()
     owner.journal.archived_position = 0
     filled(owner, 40, 100_000)
     for claim in owner.do(Pull("q", 39)):
@@ -47,7 +47,7 @@ def test_the_log_is_purged_only_as_far_as_it_is_archived(quick_path):
 
 def test_an_owner_takes_a_snapshot_by_itself_once_its_journal_has_grown(on_cluster, monkeypatch):
     monkeypatch.setattr("penstock.backends.engine.upkeep.GROWTH_BYTES_MIN", 50_000)
-    monkeypatch.setattr("penstock.cluster.serving._SNAPSHOT_LOOK_S", 0.05)
+    monkeypatch.setattr("penstock.cluster.serving._SNAPSHOT_CHECK_S", 0.05)
 
     async def work(cluster):
         await cluster.add("a")
@@ -57,7 +57,7 @@ def test_an_owner_takes_a_snapshot_by_itself_once_its_journal_has_grown(on_clust
         (owned,) = cluster.owned_shards()
 
         async def manifest():
-            return await owned._replicated.execute(Look(manifest_key(0)))
+            return await owned._replicated.execute(ReadRegister(manifest_key(0)))
 
         await queues.push("q", b"x" * 1_000)
         assert not owned._upkeep.is_due
@@ -90,12 +90,10 @@ def test_settings_that_reached_only_the_home_shard_are_brought_to_the_others(
     on_cluster, monkeypatch
 ):
     """As if whoever configured the queue had died after the first of its commands."""
-    monkeypatch.setattr("penstock.cluster.between._MAINTENANCE_S", 0.05)
+    monkeypatch.setattr("penstock.cluster.other_shards._MAINTENANCE_S", 0.05)
 
     async def work(cluster):
-        await cluster.add("a", "b")
-        queues = await cluster.connect()
-        await queues.create("hot")
+        queues = await cluster.open_queue("hot", ("a", "b"))
         await spread(cluster, "hot", 4)
         router = cluster.nodes["a"].router
         home = router.shard_of("hot")
@@ -125,12 +123,10 @@ def test_settings_that_reached_only_the_home_shard_are_brought_to_the_others(
 
 def test_a_copy_of_a_queue_in_a_shard_that_has_no_part_in_it_is_removed(on_cluster, monkeypatch):
     """As if whoever spread the queue had died after it made a copy, and the spread was undone."""
-    monkeypatch.setattr("penstock.cluster.between._MAINTENANCE_S", 0.02)
+    monkeypatch.setattr("penstock.cluster.other_shards._MAINTENANCE_S", 0.02)
 
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("hot")
+        queues = await cluster.open_queue("hot")
         await spread(cluster, "hot", 2)
         router = cluster.nodes["a"].router
         home = router.shard_of("hot")
@@ -154,9 +150,7 @@ def test_a_copy_of_a_queue_in_a_shard_that_has_no_part_in_it_is_removed(on_clust
 
 def test_stats_append_nothing_to_the_journal(on_cluster):
     async def work(cluster):
-        await cluster.add("a")
-        queues = await cluster.connect()
-        await queues.create("q")
+        queues = await cluster.open_queue("q")
         await queues.push("q", b"x")
         (owned,) = cluster.owned_shards()
         journal = owned.journal

@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock import InvalidField, ManualClock
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def queues(request, clock, quick_path):
 
 def until(condition):
     """Waits for an effect of a thread of the loop."""
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline_s
 

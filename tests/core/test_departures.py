@@ -27,7 +27,7 @@ from tests.core.observed import ObservedEngine, as_bytes
 SHARD, OTHER = 3, 7
 
 
-class Source(ObservedEngine):
+class SourceShard(ObservedEngine):
     """Shard 3, whose queue `work` has its dead letters in shard 7."""
 
     def __init__(self, **settings):
@@ -46,7 +46,7 @@ class Source(ObservedEngine):
         return self.shard.outbox()[-1]
 
 
-class Target(ObservedEngine):
+class TargetShard(ObservedEngine):
     """Shard 7, which has the dead-letter queue."""
 
     def __init__(self, **settings):
@@ -70,7 +70,7 @@ def counts(observed, queue):
 
 
 def test_a_dead_letter_queue_of_another_shard_is_not_created_in_this_one():
-    source = Source()
+    source = SourceShard()
     assert source.submit(ListQueues()) == ["work"]
     source.submit(CreateQueue("other"))
     source.submit(ConfigureQueue("other", {"dead_letter": "away", "max_receives": 2}))
@@ -79,7 +79,7 @@ def test_a_dead_letter_queue_of_another_shard_is_not_created_in_this_one():
 
 
 def test_a_message_whose_last_allowed_claim_runs_out_departs():
-    source = Source()
+    source = SourceShard()
     owed = source.depart(b"body")
     at_ms = source.clock.now_ms()
     assert source.journal.events[-2:] == [
@@ -94,7 +94,7 @@ def test_a_message_whose_last_allowed_claim_runs_out_departs():
 
 
 def test_a_release_departs_and_the_error_of_its_receipt_names_the_dead_letter_queue():
-    source = Source()
+    source = SourceShard()
     source.submit(Push("work", b"body"))
     (claim,) = source.submit(Pull("work"))
     source.submit(Release("work", claim.proof, delay_ms=500))
@@ -105,7 +105,7 @@ def test_a_release_departs_and_the_error_of_its_receipt_names_the_dead_letter_qu
 
 
 def test_a_message_over_a_lowered_limit_departs_when_a_pull_finds_it():
-    source = Source(max_receives=5)
+    source = SourceShard(max_receives=5)
     source.submit(Push("work", b"body"))
     (claim,) = source.submit(Pull("work"))
     source.submit(Release("work", claim.proof))
@@ -116,7 +116,7 @@ def test_a_message_over_a_lowered_limit_departs_when_a_pull_finds_it():
 
 
 def test_messages_return_to_their_queue_if_its_dead_letter_queue_does_not_exist():
-    source = Source()
+    source = SourceShard()
     source.shard.elsewhere = {}
     source.submit(Push("work", b"body"))
     for _ in range(3):
@@ -126,7 +126,7 @@ def test_messages_return_to_their_queue_if_its_dead_letter_queue_does_not_exist(
 
 
 def test_a_dead_letter_queue_of_this_shard_is_preferred_to_one_in_another():
-    source = Source()
+    source = SourceShard()
     source.submit(CreateQueue("away"))
     source.submit(Push("work", b"body"))
     source.submit(Pull("work"))
@@ -137,7 +137,7 @@ def test_a_dead_letter_queue_of_this_shard_is_preferred_to_one_in_another():
 
 @pytest.mark.parametrize("spread", ["work", "away"])
 def test_dead_letters_depart_if_either_queue_is_in_other_shards_too(spread):
-    source = Source()
+    source = SourceShard()
     source.submit(CreateQueue("away"))
     source.shard.spread = {spread}
     source.depart(b"body")
@@ -150,7 +150,7 @@ def test_dead_letters_depart_if_either_queue_is_in_other_shards_too(spread):
 
 
 def test_a_departed_message_arrives_once_and_leaves_the_outbox():
-    source, target = Source(), Target(delay_ms=5_000)
+    source, target = SourceShard(), TargetShard(delay_ms=5_000)
     source.depart(b"body", attributes={"a": "b"}, context={"trace": "1"}, priority=4, ttl_ms=60_000)
     route(source, target)
     (claim,) = target.submit(Pull("away"))
@@ -164,7 +164,7 @@ def test_a_departed_message_arrives_once_and_leaves_the_outbox():
 
 
 def test_an_arrival_of_another_epoch_changes_nothing():
-    source = Source()
+    source = SourceShard()
     source.depart()
     assert source.shard.decide_arrived(1, 2, source.clock.now_ms()) is None
     assert len(source.shard.outbox()) == 1
@@ -172,7 +172,7 @@ def test_an_arrival_of_another_epoch_changes_nothing():
 
 @pytest.mark.parametrize("settings", [{}, {"dedup_by_content": True}])
 def test_a_push_whose_answer_was_lost_is_pushed_again_and_gives_one_message(settings):
-    source, target = Source(), Target(**settings)
+    source, target = SourceShard(), TargetShard(**settings)
     source.depart(b"body")
     source.depart(b"body")
     route(source, target, arrives=False)
@@ -188,7 +188,7 @@ def test_a_push_whose_answer_was_lost_is_pushed_again_and_gives_one_message(sett
 
 
 def test_messages_of_a_fifo_group_arrive_in_the_order_of_their_departure():
-    source, target = Source(fifo=True), Target(fifo=True)
+    source, target = SourceShard(fifo=True), TargetShard(fifo=True)
     for body in (b"1", b"2", b"3"):
         source.depart(body, group="g")
     route(source, target)
@@ -196,7 +196,7 @@ def test_messages_of_a_fifo_group_arrive_in_the_order_of_their_departure():
 
 
 def test_after_a_departure_the_next_message_of_the_group_can_be_pulled():
-    source = Source(fifo=True)
+    source = SourceShard(fifo=True)
     source.submit(Push("work", b"1", group="g"))
     source.submit(Push("work", b"2", group="g"))
     source.submit(Pull("work"))
@@ -207,7 +207,7 @@ def test_after_a_departure_the_next_message_of_the_group_can_be_pulled():
 
 @pytest.mark.parametrize("fifo", [False, True])
 def test_purge_age_redrive_and_removal_do_not_change_the_outbox(fifo):
-    source, target = Source(fifo=fifo), Target(fifo=fifo)
+    source, target = SourceShard(fifo=fifo), TargetShard(fifo=fifo)
     source.depart(b"departed", group="g", ttl_ms=5_000)
     source.submit(Push("work", b"waits", group="g"))
     source.submit(CreateQueue("aside", {"fifo": fifo}))
@@ -226,7 +226,7 @@ def test_purge_age_redrive_and_removal_do_not_change_the_outbox(fifo):
 
 
 def test_the_target_of_a_departed_message_is_the_one_configured_at_its_departure():
-    source = Source()
+    source = SourceShard()
     source.depart()
     source.shard.elsewhere = {"away": OTHER, "farther": 9}
     source.submit(ConfigureQueue("work", {"dead_letter": "farther"}))
@@ -235,7 +235,7 @@ def test_the_target_of_a_departed_message_is_the_one_configured_at_its_departure
 
 
 def test_replay_and_restore_give_the_same_outbox():
-    source = Source()
+    source = SourceShard()
     for number in range(4):
         source.depart(b"body%d" % number, priority=number)
     source.engine.arrived(2, 1)
@@ -250,7 +250,7 @@ def test_replay_and_restore_give_the_same_outbox():
 
 
 def test_events_replayed_over_a_later_state_change_nothing():
-    source = Source()
+    source = SourceShard()
     source.depart()
     source.depart()
     source.engine.arrived(1, 1)
@@ -261,7 +261,7 @@ def test_events_replayed_over_a_later_state_change_nothing():
 
 
 def test_replaying_the_whole_journal_over_any_earlier_state_gives_the_last_state():
-    source = Source()
+    source = SourceShard()
     for _ in range(2):
         source.depart()
     source.engine.arrived(1, 1)
@@ -275,7 +275,7 @@ def test_replaying_the_whole_journal_over_any_earlier_state_gives_the_last_state
 
 @pytest.mark.parametrize("lost", ["Claimed", "ClaimExpired", "Departed"])
 def test_a_later_event_of_a_message_is_applied_although_an_earlier_one_was_lost(lost):
-    source = Source()
+    source = SourceShard()
     source.depart()
     events = [each for each in source.journal.events if type(each).__name__ != lost]
     shard = ShardState()
@@ -290,7 +290,7 @@ def test_a_later_event_of_a_message_is_applied_although_an_earlier_one_was_lost(
 
 
 def test_an_arrival_is_applied_although_the_queue_was_removed():
-    source = Source()
+    source = SourceShard()
     source.depart()
     source.submit(DeleteQueue("work"))
     shard = replay(source.journal.events)
@@ -299,7 +299,7 @@ def test_an_arrival_is_applied_although_the_queue_was_removed():
 
 
 def test_a_departed_message_whose_content_is_damaged_leaves_the_outbox():
-    source = Source()
+    source = SourceShard()
     source.depart()
     lost = Lost(source.clock.now_ms(), 1, 1, 1)
     shard = replay(source.journal.events)

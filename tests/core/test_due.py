@@ -10,11 +10,11 @@ from penstock.core.discards import Discards
 from penstock.core.due import (
     DEADLINE,
     NEVER_MS,
-    NO_APPOINTMENT,
+    NO_DUE_TIME,
     OPENED_MAX,
     Alarm,
-    Appointment,
     Due,
+    DueTime,
 )
 from penstock.core.shard import ShardState
 from penstock.service import CreateQueue, Pull, Push
@@ -63,7 +63,7 @@ class Watched(Due):
         super().__init__(1, DEADLINE, instant, alarm, Discards(alarm))
 
     def pop(
-        self, now_ms: int, limit: int = NEVER_MS, until: Appointment = NO_APPOINTMENT
+        self, now_ms: int, limit: int = NEVER_MS, until: DueTime = NO_DUE_TIME
     ) -> list[tuple[int, Delivery]]:
         self.popped += 1
         return super().pop(now_ms, limit, until)

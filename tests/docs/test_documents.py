@@ -1,4 +1,9 @@
-"""Every command and piece of Python in the README and the docs is run, in order, as written."""
+"""Every command and piece of Python in the README and the docs is run, in order, as written.
+
+Blocks of the languages `sh`, `console` and `python` are run; `py` is Python that needs a server,
+and is run after the commands above it. What needs other machines or accounts is `text` or `shell`:
+of these blocks, and of commands within sentences, the arguments are checked.
+"""
 
 import os
 import re
@@ -9,10 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
+from penstock.cli.parser import make_parser
+from penstock.cli.session import UsageError
 from tests.conftest import IN_CI, NOT_INSTALLED
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +28,20 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Its Python is run by `tests/spark/test_queue_document.py`, in the Spark session of those tests.
 IN_SPARK = ROOT / "docs" / "spark-queues.md"
+# The Python of these needs a server that its commands start; it finds it by these variables.
+WITH_SERVER: dict[Path, dict[str, str]] = {
+    ROOT / "docs" / "carrot.md": {},
+    ROOT / "docs" / "sqs.md": {},
+    ROOT / "docs" / "sqs-adapter.md": {
+        "AWS_ENDPOINT_URL_SQS": "http://127.0.0.1:9471",
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+    },
+}
+# Its Python is run by `tests/backends/rabbitmq/test_service.py`, with the broker of those tests.
+WITH_BROKER = ROOT / "docs" / "rabbitmq.md"
+# Its blocks that are not run are tables.
+TABLES = ROOT / "docs" / "benchmarks.md"
 # Commands that a document may give its reader, but that a test must not run.
 SETUP = ("pip ", "uv ", "git ", "sudo ", "pre-commit ")
 
@@ -152,11 +174,59 @@ def test_the_commands_of_a_document_work_in_order(document: Path, terminal: Term
     for block in blocks(document, "python"):
         if (name := file_name(block)) is not None:
             (terminal.directory / name).write_text(block)
-    for block in blocks(document, "sh", "console"):
-        for command, typed in commands(block):
-            terminal.run(command, typed)
-            ran += 1
+    terminal.environment |= WITH_SERVER.get(document, {})
+    for language, block in FENCE.findall(document.read_text()):
+        if language in ("sh", "console"):
+            for command, typed in commands(block):
+                terminal.run(command, typed)
+                ran += 1
+        elif language == "py":
+            assert document in WITH_SERVER
+            (terminal.directory / "with_server.py").write_text(block)
+            terminal.finish("python with_server.py", "")
     assert ran > 0
+
+
+def shown_commands(document: Path) -> Iterator[list[str]]:
+    """The words behind `penstock` in each command of a block that is not run."""
+    for block in blocks(document, "", "text", "shell"):
+        for line in block.replace("\\\n", " ").splitlines():
+            # In a crontab, the command comes after the time.
+            if found := re.search(r"^(?:\$ |[-*/0-9 ]+ )?penstock (.*)", line):
+                words = shlex.shlex(found[1], posix=True, punctuation_chars=True)
+                words.whitespace_split = True
+                yield list(takewhile(lambda word: word[0] not in "();<>|&", words))
+
+
+def inline_commands(document: Path) -> Iterator[list[str]]:
+    """The words behind `penstock` in each command within a sentence, up to the first omission."""
+    for text in re.findall(r"`penstock ([-a-z][^`]*)`", FENCE.sub("", document.read_text())):
+        yield list(takewhile(lambda word: not re.search(r"[…\[|]", word), shlex.split(text)))
+
+
+def fault_of(words: list[str]) -> str:
+    """What is wrong with a command line; empty if nothing is."""
+    try:
+        make_parser().parse_args(words)
+    except SystemExit as end:
+        return str(end.code or "")
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d != TABLES], ids=named)
+def test_commands_that_are_not_run_have_valid_arguments(document: Path) -> None:
+    assert [fault for words in shown_commands(document) if (fault := fault_of(words))] == []
+    faults = [fault_of(words) for words in inline_commands(document)]
+    # A sentence may leave arguments out, and name a number by a letter.
+    left_out = re.compile(r"required|expected one argument|invalid int value: '[A-Z]'")
+    assert [fault for fault in faults if fault and not left_out.search(fault)] == []
+
+
+def test_python_that_needs_a_server_is_in_a_document_whose_server_a_test_starts() -> None:
+    found = {document for document in DOCUMENTS if blocks(document, "py")}
+    assert found == {*WITH_SERVER, WITH_BROKER}
 
 
 @pytest.mark.parametrize(

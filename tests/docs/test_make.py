@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 240
+TIMEOUT_S = 240
 pytestmark = [
     pytest.mark.timeout(480),
     pytest.mark.skipif(not (ROOT / ".ci").is_dir(), reason="the source archive has no CI"),
@@ -90,7 +90,7 @@ def make(tree, *arguments, **environment):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -186,7 +186,7 @@ def test_serve_starts_a_server_and_prints_commands_to_try(copy):
     assert server.stdout is not None
     try:
         lines: list[str] = []
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while not lines or "Ctrl-C" not in lines[-1]:
             assert time.monotonic() < deadline_s
             lines.append(server.stdout.readline())
@@ -196,7 +196,7 @@ def test_serve_starts_a_server_and_prints_commands_to_try(copy):
         assert (copy / "penstock-data" / "store").is_file()
     finally:
         os.killpg(server.pid, signal.SIGTERM)
-        server.wait(PATIENCE_S)
+        server.wait(TIMEOUT_S)
         server.stdout.close()
 
 

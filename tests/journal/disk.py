@@ -60,7 +60,7 @@ class Inode:
         return found
 
 
-class Map:
+class DiskMap:
     def __init__(self, disk: "Disk", inode: Inode) -> None:
         self._disk = disk
         self._inode = inode
@@ -75,7 +75,7 @@ class Map:
         self._inode.write(start, bytes(value))
 
 
-class File:
+class DiskFile:
     def __init__(self, disk: "Disk", inode: Inode, name: str = "") -> None:
         self._disk = disk
         self._inode = inode
@@ -85,8 +85,8 @@ class File:
     def size_bytes(self) -> int:
         return len(self._inode.cache)
 
-    def map(self) -> Map:
-        return Map(self._disk, self._inode)
+    def map(self) -> DiskMap:
+        return DiskMap(self._disk, self._inode)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         return bytes(self._inode.cache[offset : offset + size_bytes])
@@ -150,12 +150,12 @@ class Disk:
             return self
         if name not in self.names_now:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return File(self, self.names_now[name], name)
+        return DiskFile(self, self.names_now[name], name)
 
     def names(self) -> list[str]:
         return sorted(self.names_now)
 
-    def create(self, name: str, size_bytes: int, head: bytes) -> File:
+    def create(self, name: str, size_bytes: int, head: bytes) -> DiskFile:
         self.step()
         if size_bytes > self.free_bytes():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -170,7 +170,7 @@ class Disk:
         self.names_now[name] = self.names_now.pop(name + ".new")
         self.step()
         self.sync()
-        return File(self, inode, name)
+        return DiskFile(self, inode, name)
 
     def extend(self, name: str, size_bytes: int) -> None:
         inode = self.names_now[name]

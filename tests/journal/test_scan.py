@@ -10,7 +10,7 @@ from penstock.journal.scan import Limit, find_first, valid_end, walk
 VERSION = b"TESTDATA"
 
 
-class Stream:
+class DamagedStream:
     """Entries in one string of bytes, some of which a test then damages."""
 
     def __init__(self, bodies, first_id=1):
@@ -39,7 +39,7 @@ def test_a_damaged_header_loses_only_its_entry(first_id):
     rng = random.Random(first_id)
     bodies = [rng.randbytes(rng.choice([0, 1, 31, 32, 33, 500])) for _ in range(20)]
     for index in range(20):
-        stream = Stream(bodies, first_id)
+        stream = DamagedStream(bodies, first_id)
         stream.damage_header(index)
         lost = first_id + index
         assert stream.walk() == [n for n in range(first_id, first_id + 20) if n != lost]
@@ -49,7 +49,7 @@ def test_a_damaged_header_loses_only_its_entry(first_id):
 
 
 def test_a_good_entry_between_two_damaged_headers_is_kept():
-    stream = Stream([bytes(50)] * 10)
+    stream = DamagedStream([bytes(50)] * 10)
     for index in (2, 4, 5, 7):
         stream.damage_header(index)
     assert stream.walk() == [1, 2, 4, 7, 9, 10]
@@ -58,41 +58,41 @@ def test_a_good_entry_between_two_damaged_headers_is_kept():
 def test_entries_within_the_body_of_a_damaged_entry_are_ignored():
     inside = b"".join(pack(VERSION, 0, number, b"forged") for number in (2, 3, 4))
     for body in (inside, b"x" + inside, inside + b"x", pack(VERSION, 0, 3, b"forged")):
-        stream = Stream([b"a", body, b"c", b"d", b"e"], first_id=1)
+        stream = DamagedStream([b"a", body, b"c", b"d", b"e"], first_id=1)
         stream.damage_header(1)
         assert stream.walk() == [1, 3, 4, 5]
         assert len(stream.quarantined) == 1
 
 
 def test_a_damaged_last_entry_ends_the_walk():
-    stream = Stream([b"a", pack(VERSION, 0, 3, b"forged")])
+    stream = DamagedStream([b"a", pack(VERSION, 0, 3, b"forged")])
     stream.damage_header(1)
     assert stream.walk() == [1]
 
 
 def test_large_bodies_of_zeroes_or_of_headers_are_skipped():
     headers = b"".join(pack(VERSION, 0, number, b"") for number in range(100, 3000))
-    stream = Stream([bytes(1 << 20), headers, b"next", b"last"])
+    stream = DamagedStream([bytes(1 << 20), headers, b"next", b"last"])
     stream.damage_header(0)
     stream.damage_header(1)
     assert stream.walk() == [3, 4]
 
 
 def test_a_header_further_away_than_one_window_is_found():
-    stream = Stream([b"a", random.Random(1).randbytes(2_500_000), b"c"])
+    stream = DamagedStream([b"a", random.Random(1).randbytes(2_500_000), b"c"])
     stream.damage_header(1)
     assert stream.walk() == [1, 3]
 
 
 def test_the_first_entry_is_found_from_the_middle_of_another():
-    stream = Stream([bytes(100)] * 5, first_id=40)
+    stream = DamagedStream([bytes(100)] * 5, first_id=40)
     assert find_first(stream.read, 0, stream.limit) == (0, 40)
     assert find_first(stream.read, 7, stream.limit) == (stream.offsets[1], 41)
     assert find_first(stream.read, stream.offsets[4] + 1, stream.limit) == stream.limit
 
 
 def test_a_tail_ends_before_an_entry_whose_id_does_not_follow():
-    stream = Stream([b"a", b"b"])
+    stream = DamagedStream([b"a", b"b"])
     stale = pack(VERSION, 0, 9, b"of an earlier process")
     image = bytes(stream.image) + stale
 
@@ -103,7 +103,7 @@ def test_a_tail_ends_before_an_entry_whose_id_does_not_follow():
 
 
 def test_a_walk_whose_limit_is_within_an_entry_ends_before_that_entry():
-    stream = Stream([b"a", bytes(100), b"c"])
+    stream = DamagedStream([b"a", bytes(100), b"c"])
     stream.limit = Limit(stream.offsets[1] + 60, None)
     assert stream.walk() == [1]
     assert stream.quarantined == []

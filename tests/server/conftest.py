@@ -26,7 +26,7 @@ from penstock.wire.frames.bodies import encode_command
 from penstock.wire.frames.frames import Hello, encode_hello
 from tests.conftest import IN_CI
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +47,22 @@ def certificate(tmp_path_factory):
     return str(cert), str(key)
 
 
-def until(holds, timeout_s=PATIENCE_S):
+def until(holds, timeout_s=TIMEOUT_S):
     """Wait until `holds` returns a true value, and return it; fail after `timeout_s`."""
     give_up = time.monotonic() + timeout_s
     while not (found := holds()):
         assert time.monotonic() < give_up, f"not true after {timeout_s} s"
         threading.Event().wait(0.005)
     return found
+
+
+def call_in(loop, function):
+    """Run a function in the event loop of another thread and return its result."""
+
+    async def run():
+        return function()
+
+    return asyncio.run_coroutine_threadsafe(run(), loop).result(TIMEOUT_S)
 
 
 class UnixEndpoint:
@@ -109,7 +118,7 @@ class ServerInThread:
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
         self._thread.start()
-        assert self._up.wait(PATIENCE_S)
+        assert self._up.wait(TIMEOUT_S)
 
     async def _main(self):
         self.loop = asyncio.get_running_loop()
@@ -132,11 +141,7 @@ class ServerInThread:
 
     def call(self, function):
         """Run a function in the server's event loop and return its result."""
-
-        async def run():
-            return function()
-
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(PATIENCE_S)
+        return call_in(self.loop, function)
 
     def cut(self):
         """Break every connection, as a crash would."""
@@ -150,7 +155,7 @@ class ServerInThread:
     def stop(self):
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join(PATIENCE_S)
+            self._thread.join(TIMEOUT_S)
             assert not self._thread.is_alive()
 
 
@@ -193,7 +198,7 @@ def send_one_peek(store):
     link = connect_socket(store)
     assert link is not None
     with link:
-        link.settimeout(PATIENCE_S)
+        link.settimeout(TIMEOUT_S)
         link.sendall(encode_hello(Hello("test")) + encode_command(1, Peek("orders")))
         while link.recv(65_536):
             pass
@@ -246,7 +251,7 @@ class DaemonProcess:
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            return self.process.communicate(timeout=PATIENCE_S)[1]
+            return self.process.communicate(timeout=TIMEOUT_S)[1]
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.communicate()[1]

@@ -30,7 +30,7 @@ from penstock.cli.parser import Parser
 from penstock.cli.session import Session
 from penstock.errors import BackendLost, InvalidField, StoreUnusable, UnavailableError
 from penstock.wire.frames.frames import PRELUDE
-from tests.server.conftest import PATIENCE_S, DaemonProcess, end_daemon, until
+from tests.server.conftest import TIMEOUT_S, DaemonProcess, end_daemon, until
 
 
 def connect(store, **options):
@@ -68,7 +68,7 @@ def run_python(store):
 
 
 def result_of(process):
-    out, err = process.communicate(timeout=PATIENCE_S)
+    out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, err
     return out
 
@@ -173,7 +173,7 @@ def test_a_daemon_in_a_container_is_stopped_by_its_process_number_outside(store)
         stopped = stop_daemon(store)
         assert stopped is not None
         assert stopped > 1
-        assert daemon.wait(PATIENCE_S) == 0
+        assert daemon.wait(TIMEOUT_S) == 0
 
 
 def test_a_daemon_outside_of_a_container_cannot_be_stopped_from_within_it(store):
@@ -181,7 +181,7 @@ def test_a_daemon_outside_of_a_container_cannot_be_stopped_from_within_it(store)
         code = "from penstock.backends.remote.daemon import stop_daemon; "
         code += f"stop_daemon({str(store)!r})"
         with in_a_container("-c", code, stderr=subprocess.PIPE, text=True) as process:
-            _, complaint = process.communicate(timeout=PATIENCE_S)
+            _, complaint = process.communicate(timeout=TIMEOUT_S)
         assert complaint.strip().endswith(
             "its daemon runs in another container; stop it from there"
         )
@@ -227,7 +227,7 @@ def test_the_process_id_of_the_last_daemon_is_not_used_for_the_next(store):
             file.seek(0)
             file.truncate()
             file.write(b"%d\n" % os.getpid())
-            assert asking.result(PATIENCE_S) == os.getpid()
+            assert asking.result(TIMEOUT_S) == os.getpid()
     assert running_pid(store) is None
 
 
@@ -362,7 +362,7 @@ def test_asyncio_clients_continue_with_the_next_daemon_too(store):
             assert claim is not None
             return claim.body
 
-    assert asyncio.run(asyncio.wait_for(main(), PATIENCE_S)) == b"x"
+    assert asyncio.run(asyncio.wait_for(main(), TIMEOUT_S)) == b"x"
 
 
 def test_the_error_of_a_daemon_that_does_not_answer_differs_from_no_daemon(store):
@@ -414,6 +414,7 @@ with penstock.connect(f"file:{sys.argv[1]}?durability=os") as queues:
 
 
 def test_no_message_is_lost_when_it_is_killed_while_many_processes_use_it(store, run_python):
+    """Row 1: SIGKILL of a daemon under load."""
     producers, each, kills = 3, 300, 4
     with connect(store) as queues:
         queues.create("orders")
@@ -532,7 +533,7 @@ def test_the_error_of_a_second_daemon_run_names_the_holder_at_once(store):
             [sys.executable, "-m", "penstock.server.daemon", store],
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
             check=False,
         )
         assert done.returncode == 8
@@ -556,7 +557,7 @@ def test_wrong_options_are_refused_before_the_store_is_opened(store, words, comp
         [sys.executable, "-m", "penstock.server.daemon", store, *words],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 3
@@ -571,6 +572,6 @@ def test_a_client_of_another_protocol_on_the_socket_is_answered_in_frames(store)
         link = connect_socket(store)
         assert link is not None
         with link:
-            link.settimeout(PATIENCE_S)
+            link.settimeout(TIMEOUT_S)
             link.sendall(b"hello?")
             assert link.recv(100).startswith(PRELUDE)

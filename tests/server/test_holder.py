@@ -17,7 +17,7 @@ from penstock.backends.remote.daemon import SERVE, daemon_directory, running_pid
 from penstock.errors import StoreUnusable, UnavailableError
 from penstock.server import holder
 from tests.conftest import IN_CI
-from tests.server.conftest import PATIENCE_S, DaemonProcess, end_daemon
+from tests.server.conftest import TIMEOUT_S, DaemonProcess, end_daemon
 
 NOBODY = 65_534
 
@@ -41,7 +41,7 @@ def run_daemon(store, *words, user=None):
     command = [sys.executable, "-m", "penstock.server.daemon", str(store), "--idle", "1", *words]
     if user is not None:
         command = as_user(user, command)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     return done.returncode, done.stderr
 
 
@@ -224,7 +224,7 @@ except penstock.PenstockError as error:
 
 def ask_as(user, url):
     command = as_user(user, [sys.executable, "-c", ASK, url])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -273,7 +273,7 @@ except Exception as error:
 def answer_to(user, socket):
     """The server's answer to a client that does not check the owner of the daemon."""
     command = as_user(user, [sys.executable, "-c", SEND_HELLO, str(socket)])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

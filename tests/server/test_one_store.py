@@ -19,8 +19,9 @@ import penstock.aio
 from penstock.backends.remote.daemon import connect_socket, running_pid, socket_path
 from penstock.backends.remote.starting import daemon_status
 from penstock.errors import InvalidField
+from tests.backends.engine.test_fork import result_in_child
 from tests.server.conftest import (
-    PATIENCE_S,
+    TIMEOUT_S,
     DaemonProcess,
     send_one_peek,
     until,
@@ -38,7 +39,7 @@ def penstock_command(*words, stdin=None, **environment):
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 
@@ -109,7 +110,7 @@ def test_a_worker_runs_the_tasks_of_the_store_that_serve_holds(store, tmp_path):
                 env={**clean_environment(), "PENSTOCK_URL": f"file:{store}"},
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE_S,
+                timeout=TIMEOUT_S,
                 check=False,
             )
             assert done.returncode == 0, done.stderr
@@ -125,28 +126,20 @@ def test_a_wait_of_one_client_ends_by_a_message_of_another_protocol(store):
             waiting = pool.submit(queues.pull, "orders", wait=60)
             until(lambda: queues.stats("orders").waiting_pulls == 1)
             client.send_message(QueueUrl=url, MessageBody="a")
-            claim = waiting.result(PATIENCE_S)
+            claim = waiting.result(TIMEOUT_S)
             assert claim is not None
             assert queues.delete(claim) is True
             receiving = pool.submit(client.receive_message, QueueUrl=url, WaitTimeSeconds=20)
             until(lambda: queues.stats("orders").waiting_pulls == 1)
             queues.push("orders", b"b")
-            assert receiving.result(PATIENCE_S)["Messages"][0]["Body"] == "b"
+            assert receiving.result(TIMEOUT_S)["Messages"][0]["Body"] == "b"
         client.close()
 
 
 def test_a_client_in_a_forked_child_has_its_own_connection_to_serve(store):
     with served(store), connect(store) as queues:
         queues.create("orders")
-        child = os.fork()
-        if not child:
-            status = 1
-            try:
-                queues.push("orders", b"child")
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert result_in_child(lambda: queues.push("orders", b"child")) == "done"
         queues.push("orders", b"parent")
         assert [claim.body for claim in queues.pull_many("orders", 5)] == [b"child", b"parent"]
 
@@ -211,7 +204,7 @@ def test_serve_replaces_a_daemon_and_no_claim_or_wait_is_lost(store):
                 client = server.client()
                 url = client.get_queue_url(QueueName="orders")["QueueUrl"]
                 client.send_message(QueueUrl=url, MessageBody="y")
-                served_claim = waiting.result(PATIENCE_S)
+                served_claim = waiting.result(TIMEOUT_S)
                 assert served_claim is not None
                 assert served_claim.body == b"y"
                 assert queues.delete(claim) is True
@@ -251,7 +244,7 @@ def test_plain_pushes_are_neither_lost_nor_doubled_when_the_holder_changes(store
                     )
                     assert server.stop() == 0
             for each in producers:
-                assert each.communicate(timeout=PATIENCE_S)[0] == "done\n"
+                assert each.communicate(timeout=TIMEOUT_S)[0] == "done\n"
         finally:
             for each in producers:
                 each.kill()
@@ -339,10 +332,10 @@ def test_of_five_processes_at_once_one_serve_holds_the_store_and_every_push_arri
     ]
     try:
         for each in clients:
-            assert each.communicate(timeout=PATIENCE_S)[0] == "done\n"
+            assert each.communicate(timeout=TIMEOUT_S)[0] == "done\n"
         until(lambda: any(each.poll() is not None for each in serves))
         loser, winner = sorted(serves, key=lambda each: each.poll() is None)
-        output = loser.communicate(timeout=PATIENCE_S)[0].decode()
+        output = loser.communicate(timeout=TIMEOUT_S)[0].decode()
         assert loser.returncode == 8, output
         assert f"process {winner.pid} (penstock serve" in output
         assert output.count("\n") == 1
@@ -356,7 +349,7 @@ def test_of_five_processes_at_once_one_serve_holds_the_store_and_every_push_arri
         for process in started:
             if process.poll() is None:
                 process.terminate()
-            process.communicate(timeout=PATIENCE_S)
+            process.communicate(timeout=TIMEOUT_S)
 
 
 # Status, stop, health and metrics.
@@ -370,7 +363,7 @@ def test_status_and_stop_name_the_serve_that_holds_the_store(store):
         assert (status["holder"], status["endpoint"]) == ("serve", server.url)
         stopped = result_of("daemon", "stop", store)
         assert stopped == f"stopped penstock serve of {store}, process {server.process.pid}\n"
-        assert server.process.wait(PATIENCE_S) == 0
+        assert server.process.wait(TIMEOUT_S) == 0
 
 
 def test_serve_does_not_end_when_its_socket_is_idle(store):
@@ -382,7 +375,7 @@ def test_serve_does_not_end_when_its_socket_is_idle(store):
 
 def get(url, **headers):
     try:
-        with urlopen(Request(url, headers=headers), timeout=PATIENCE_S) as answer:
+        with urlopen(Request(url, headers=headers), timeout=TIMEOUT_S) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         with error:
@@ -446,7 +439,7 @@ def fault_report(store, reply, ask):
         assert "\npenstock_faults_total 1.0\n" in get(f"http://127.0.0.1:{port}/metrics")[1]
     finally:
         process.terminate()
-        reported = process.communicate(timeout=PATIENCE_S)[1]
+        reported = process.communicate(timeout=TIMEOUT_S)[1]
     assert reported.startswith("penstock: fault in ")
     assert reported.count("\n") == 1
     return reported
@@ -519,7 +512,7 @@ def test_serve_opens_the_given_store_and_prints_it_in_json(store, tmp_path, word
         assert status["pid"] == process.pid
     finally:
         process.terminate()
-        assert process.communicate(timeout=PATIENCE_S) == ("", "")
+        assert process.communicate(timeout=TIMEOUT_S) == ("", "")
 
 
 def test_two_stores_in_the_environment_are_refused(store):

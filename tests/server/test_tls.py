@@ -15,13 +15,13 @@ from penstock.server.tls import PIECE_BYTES, paced
 from penstock.service import CreateQueue, Peek, Push
 from penstock.wire.frames.bodies import encode_command
 from penstock.wire.frames.frames import Hello, encode_hello
-from tests.server.conftest import PATIENCE_S, until
-from tests.server.frames.test_ipc import Wire
+from tests.server.conftest import TIMEOUT_S, until
+from tests.server.frames.test_ipc import FrameWire
 
 MIB = 1024 * 1024
 
 
-class Sender(asyncio.Protocol):
+class RandomSender(asyncio.Protocol):
     """Sends as much as it is asked for, in writes of random sizes while it may write."""
 
     def __init__(self, sizes):
@@ -62,13 +62,13 @@ class Sender(asyncio.Protocol):
 def test_all_that_is_written_arrives_in_order_and_the_protocol_is_paused(run, certificate):
     rng = random.Random(7)
     sizes = [rng.choice([1, 100, PIECE_BYTES, PIECE_BYTES + 1, 300_000]) for _ in range(200)]
-    sender = Sender(sizes)
+    sender = RandomSender(sizes)
     received = bytearray()
 
     def read(port):
         context = ssl.create_default_context(cafile=certificate[0])
         with (
-            socket.create_connection(("127.0.0.1", port), PATIENCE_S) as plain,
+            socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as link,
         ):
             link.sendall(b"x")
@@ -83,7 +83,7 @@ def test_all_that_is_written_arrives_in_order_and_the_protocol_is_paused(run, ce
         factory = paced(lambda: sender, tls)
         listener = await loop.create_server(factory, "127.0.0.1", 0, ssl=tls)
         port = listener.sockets[0].getsockname()[1]
-        await asyncio.wait_for(asyncio.to_thread(read, port), PATIENCE_S)
+        await asyncio.wait_for(asyncio.to_thread(read, port), TIMEOUT_S)
         listener.close()
 
     run(main())
@@ -96,12 +96,12 @@ def test_an_answer_over_tls_that_is_not_read_is_counted_and_ends_its_connection(
     """Row 13."""
     server = serve(tls=server_tls(*certificate), limits=Limits(stall_s_max=1.0))
     context = ssl.create_default_context(cafile=certificate[0])
-    with Wire(server) as owner:
+    with FrameWire(server) as owner:
         owner.ask(1, CreateQueue("orders"))
         for _ in range(8):
             owner.ask(2, Push("orders", bytes(MIB - 1_000)))
         with (
-            socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as plain,
+            socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as link,
         ):
             link.sendall(encode_hello(Hello("test")) + encode_command(1, Peek("orders", 8)))

@@ -189,9 +189,22 @@ class Model:
         line = [item for item in self.line(queue) if item.number not in aside]
         if not line:
             return None
-        level = [item for item in line if item.priority == line[0].priority]
+        return self._first_of(queue, line, line[0].priority)
+
+    def _first_of(self, queue: Queue, line: list[Item], priority: int) -> Item:
+        level = [item for item in line if item.priority == priority]
         quiet = [item for item in level if not self._is_noisy(queue, item)]
         return (quiet or level)[0]
+
+    def _next_by_age(self, queue: Queue) -> Item | None:
+        """Of the first messages of all priorities the oldest, if it has the priority age."""
+        age_ms = queue.settings.priority_age_ms
+        if age_ms is None:
+            return None
+        line = self.line(queue)
+        firsts = [self._first_of(queue, line, each) for each in {item.priority for item in line}]
+        aged = [item for item in firsts if item.arrived_at_ms + age_ms <= self.now_ms]
+        return min(aged, key=lambda item: item.rank, default=None)
 
     def _is_noisy(self, queue: Queue, item: Item) -> bool:
         if item.group is None:
@@ -272,7 +285,7 @@ class Model:
         mine: list[str] = []
         self.just_taken = set()
         while len(given) < limit:
-            item = self._next(queue, mine, set())
+            item = self._next_by_age(queue) or self._next(queue, mine, set())
             if item is None:
                 break
             mine.append(item.group or "")
@@ -293,7 +306,7 @@ class Model:
             raise AttemptLapsed(queue.name)
         return number, epoch, item.due_at_ms
 
-    def _held(self, name: str, claim: "Claimed", late: bool) -> tuple[Queue, Item | None]:
+    def _held(self, name: str, claim: "KnownReceipt", late: bool) -> tuple[Queue, Item | None]:
         queue = self.queue(name)
         if claim.queue != queue.number:
             raise InvalidReceipt(name)
@@ -305,14 +318,16 @@ class Model:
             raise StaleReceipt(name)
         return queue, item
 
-    def delete(self, name: str, claim: "Claimed", late: bool = False) -> bool:
+    def delete(self, name: str, claim: "KnownReceipt", late: bool = False) -> bool:
         queue, item = self._held(name, claim, late)
         if item is None:
             return False
         self._end(queue, item)
         return True
 
-    def extend(self, name: str, claim: "Claimed", visibility_ms: int, late: bool = False) -> int:
+    def extend(
+        self, name: str, claim: "KnownReceipt", visibility_ms: int, late: bool = False
+    ) -> int:
         _, item = self._held(name, claim, late)
         if item is None:
             raise MessageGone(name)
@@ -320,7 +335,7 @@ class Model:
         item.due_at_ms = self.now_ms + visibility_ms
         return item.due_at_ms
 
-    def release(self, name: str, claim: "Claimed", delay_ms: int, late: bool = False) -> None:
+    def release(self, name: str, claim: "KnownReceipt", delay_ms: int, late: bool = False) -> None:
         queue, item = self._held(name, claim, late)
         if item is None:
             raise MessageGone(name)
@@ -431,7 +446,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Claimed:
+class KnownReceipt:
     """What a receipt is known to say."""
 
     name: str

@@ -10,7 +10,6 @@ import msgspec
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.backends.loop import Pending
 from penstock.cluster import calls
-from penstock.cluster.between import deliver_departures
 from penstock.cluster.choice import OwnerChoice
 from penstock.cluster.extent import BrokenChain, ChainPoint, Extent, pack_extent, split_entries
 from penstock.cluster.journal import NO_ARCHIVE, ReplicatedJournal
@@ -23,9 +22,10 @@ from penstock.cluster.log import (
     Pause,
     PurgeSlots,
     Unanswered,
-    insist,
+    until_answered,
 )
 from penstock.cluster.membership import NodeInfo, set_register
+from penstock.cluster.other_shards import deliver_departures
 from penstock.cluster.owner import Ownership, _swap_ownership, append_extent
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.router import Router, _pushed_back
@@ -152,7 +152,7 @@ class RefusalMeansTheNextSlot(SimulatedNode):
 
     def append(self, journal):
         def go_on_behind(journal, after):
-            bounds = yield from insist(Bounds(journal.shard))
+            bounds = yield from until_answered(Bounds(journal.shard))
             return max(after, bounds.last), None
 
         return append_with(journal, go_on_behind)
@@ -163,7 +163,7 @@ def open_term(replica, node, claim_id, revision):
     value = msgspec.json.encode(Ownership(node, claim_id))
     term = yield from _swap_ownership(replica.shard, value, revision)
     opening = pack_extent(Extent(replica.shard, term, 0, 0, node.encode(), opens_term=True))
-    bounds = yield from insist(Bounds(replica.shard))
+    bounds = yield from until_answered(Bounds(replica.shard))
     slot = yield from append_extent(replica.shard, term, bounds.last, opening)
     return term, slot
 
@@ -187,7 +187,7 @@ class TakesOverWithoutOpeningATerm(SimulatedNode):
     def take_over(self, replica, claim_id, revision, seen_slot):
         value = msgspec.json.encode(Ownership(self.name, claim_id))
         term = yield from _swap_ownership(replica.shard, value, revision)
-        bounds = yield from insist(Bounds(replica.shard))
+        bounds = yield from until_answered(Bounds(replica.shard))
         yield from replica.catch_up(bounds.last)
         chain = replica._chain
         chain.term = term
@@ -311,7 +311,7 @@ class PurgesBeforeItLists(SimulatedNode):
     def keep_snapshot(self, part, name):
         start = part.journal.mark_before(part.journal.end_position)
         if start is not None:
-            yield from insist(PurgeSlots(part.shard, start.slot))
+            yield from until_answered(PurgeSlots(part.shard, start.slot))
         return (yield from keep_snapshot(part.journal, part.upkeep, part.directory, name))
 
 

@@ -24,7 +24,7 @@ QUIET = Profile(
 )
 
 
-class Script:
+class ClusterScript:
     """A cluster in which nothing happens but what a test does."""
 
     def __init__(self, path, node_class=SimulatedNode, shards=1, queues=QUIET.queues, **changes):

@@ -11,7 +11,7 @@ from penstock.cluster.membership import ARCHIVE_KEY
 from penstock.service import Delete, Pull, Push
 from penstock.testing.simulation.nodes import SimulatedNode
 from tests.simulation import planted
-from tests.simulation.script import Script
+from tests.simulation.script import ClusterScript
 
 PADDING = b" " * 600
 _numbers = itertools.count()
@@ -20,7 +20,7 @@ _numbers = itertools.count()
 def found(play, path, node_class, archive):
     """The rule that a scripted run breaks; None if none."""
     path.mkdir()
-    script = Script(path, node_class, archive=archive)
+    script = ClusterScript(path, node_class, archive=archive)
     play(script)
     script.close()
     return script.violation

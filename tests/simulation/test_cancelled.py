@@ -4,7 +4,7 @@ import pytest
 
 from penstock.service import Delete, Pull, Push, Stats
 from penstock.testing.simulation.queues import SimulatedQueue, name_in
-from tests.simulation.script import Script
+from tests.simulation.script import ClusterScript
 
 LONG_MS = 600_000
 HOT = name_in("q", 0, 2)
@@ -12,7 +12,7 @@ HOT = name_in("q", 0, 2)
 
 @pytest.fixture
 def script(quick_path):
-    script = Script(quick_path, shards=2, queues=(SimulatedQueue(HOT),))
+    script = ClusterScript(quick_path, shards=2, queues=(SimulatedQueue(HOT),))
     yield script
     script.close()
     assert script.violation is None

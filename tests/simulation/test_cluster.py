@@ -21,11 +21,12 @@ from penstock.testing.simulation.nodes import SimulatedNode
 from penstock.testing.simulation.schedule import RunSchedule
 from penstock.testing.simulation.streams import ModelStream
 from tests.conftest import FULL
+from tests.measure import IN_SCORE
 from tests.simulation import planted
-from tests.simulation.script import Script
+from tests.simulation.script import ClusterScript
 
 BLOCKS = 4
-SEEDS = 100_000 if FULL else 240
+SEEDS = 100_000 if FULL else 1_000 if IN_SCORE else 240
 # Within how many seeds, from 0 on, each planted fault is found. The real code passes them all.
 WITHIN = 500
 PLANTED = [
@@ -226,7 +227,7 @@ def test_a_replica_that_stalls_answers_reads_from_before():
 
 @pytest.fixture
 def script(quick_path):
-    script = Script(quick_path)
+    script = ClusterScript(quick_path)
     yield script
     script.close()
     assert script.violation is None
@@ -235,9 +236,9 @@ def script(quick_path):
 def test_a_command_whose_answer_was_lost_is_asked_again_of_the_same_owner(script):
     """The owner serves, and sends nothing more: the client waited without a limit."""
     script.until_kept(Push("q0", b"once", dedup_id="once"))
-    script.client.is_deaf = True
+    script.client.is_inbound_cut = True
     script.wait(1_000)
-    script.client.is_deaf = False
+    script.client.is_inbound_cut = False
     script.until(lambda: len(script.replies) == 1)
     assert script.replies[-1].duplicate
     assert script.ask(Stats("q0")).messages == 1
@@ -245,9 +246,9 @@ def test_a_command_whose_answer_was_lost_is_asked_again_of_the_same_owner(script
 
 def test_a_push_without_a_dedup_id_whose_answer_was_lost_is_not_repeated(script):
     script.until_kept(Push("q0", b"once"))
-    script.client.is_deaf = True
+    script.client.is_inbound_cut = True
     script.wait(1_000)
-    script.client.is_deaf = False
+    script.client.is_inbound_cut = False
     script.until(lambda: len(script.replies) == 1)
     assert isinstance(script.replies[-1], BackendLost)
     assert script.ask(Stats("q0")).messages == 1
@@ -257,11 +258,11 @@ def test_an_owner_that_was_paused_answers_nothing_from_before(script):
     """It is resumed with a command in its backlog, after another owner has served."""
     script.ask(Push("q0", b"1", dedup_id="1"))
     script.node.pause()
-    script.client.is_deaf = True
+    script.client.is_inbound_cut = True
     script.begin(Stats("q0"))
     script.serve(script.other)
     script.wait(2_000)
-    script.client.is_deaf = False
+    script.client.is_inbound_cut = False
     script.node.resume()
     script.until(lambda: len(script.replies) == 2)
     assert script.replies[-1].messages == 1
@@ -274,26 +275,26 @@ def answer_long_after_the_proof(script):
     script.begin(Stats("q0"))
     script.until(lambda: script.node.owned[0].journal.has_unsent)
     before = len(script.slots)
-    script.node.is_deaf = True
+    script.node.is_inbound_cut = True
     script.until(lambda: len(script.slots) > before)
     script.wait(10)
-    script.client.is_deaf = script.late.is_deaf = True
+    script.client.is_inbound_cut = script.late.is_inbound_cut = True
     script.serve(script.other)
     script.wait(200)
-    script.node.is_deaf = script.client.is_deaf = script.late.is_deaf = False
+    script.node.is_inbound_cut = script.client.is_inbound_cut = script.late.is_inbound_cut = False
     script.begin(Stats("q0"), script.late)
     script.until(lambda: len(script.replies) == 2)
 
 
 def answer_after_a_slow_takeover(script):
     """A new owner is replaced while it replays, and a client that does not know that asks it."""
-    script.client.is_deaf = True
+    script.client.is_inbound_cut = True
     script.other.run(partial(script.other.take, 0))
     script.until(lambda: script.cluster.truths[0].term == 2)
     script.third.is_slow = False
     script.serve(script.third)
     script.wait(200)
-    script.client.is_deaf = False
+    script.client.is_inbound_cut = False
     script.until(lambda: 0 in script.other.owned)
     script.wait(10)
     script.begin(Stats("q0"))
@@ -329,7 +330,7 @@ def test_an_answer_needs_a_proof_that_is_as_young_as_itself(
 ):
     """Row 10: two ways in which a replaced owner gave answers from its old state."""
     for each in (node_class, as_it_was):
-        script = Script(quick_path, each)
+        script = ClusterScript(quick_path, each)
         play(script)
         script.close()
         is_stale = script.violation is not None and "was replaced at" in script.violation

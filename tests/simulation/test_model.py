@@ -5,7 +5,7 @@ most; deciding changed nothing; replaying the events, and restoring the snapshot
 state byte for byte. Now and then the engine is replaced by one restored or replayed, and must go
 on as if nothing had happened.
 
-About 10,000 steps by default; PENSTOCK_SIMULATION_LIVES=20000 makes it a million.
+About 10,000 steps; a million with the full figures. PENSTOCK_SIMULATION_LIVES is their number / 50.
 """
 
 import os
@@ -60,9 +60,10 @@ from penstock.service import (
     Release,
     Stats,
 )
-from tests.simulation.model import Claimed, Model, Wait, outcome
+from tests.conftest import FULL
+from tests.simulation.model import KnownReceipt, Model, Wait, outcome
 
-LIVES = int(os.environ.get("PENSTOCK_SIMULATION_LIVES", "250"))
+LIVES = int(os.environ.get("PENSTOCK_SIMULATION_LIVES", "20000" if FULL else "250"))
 STEPS = 50
 pytestmark = pytest.mark.timeout(120 + LIVES)
 IDENTITY = b"\x01" * 7
@@ -164,7 +165,7 @@ class Lives(RuleBasedStateMachine):
         self.model.now_ms = self.clock.now_ms()
         self.replica = ShardState()
         self.replayed = 0
-        self.claims: list[Claimed] = []
+        self.claims: list[KnownReceipt] = []
         self.waits: list[tuple[Waiter, Wait]] = []
         self.bodies = 0
         self.engine = self.started(ShardState())
@@ -238,7 +239,8 @@ class Lives(RuleBasedStateMachine):
         number = self.ids.read(claim.id)
         queue = self.model.queues[claim.queue]
         item = queue.find(number)
-        self.claims.append(Claimed(claim.queue, queue.number, number, claim.epoch, claim.receipt))
+        known = KnownReceipt(claim.queue, queue.number, number, claim.epoch, claim.receipt)
+        self.claims.append(known)
         if item is not None:
             assert (claim.body, claim.priority, claim.group) == (
                 item.body,
@@ -284,6 +286,7 @@ class Lives(RuleBasedStateMachine):
                 "retention_ms": st.sampled_from([30_000, 345_600_000]),
                 "messages_max": st.sampled_from([3, 10, None]),
                 "in_flight_max": st.sampled_from([2, None]),
+                "priority_age_ms": st.sampled_from([1, 700, 30_000, None]),
             },
         ),
         max_receives=st.none() | st.integers(1, 3),
@@ -297,6 +300,7 @@ class Lives(RuleBasedStateMachine):
             changes["max_receives"] = max_receives
         if SETTINGS[name].get("fifo"):
             changes["dedup_per_group"] = per_group
+            changes.pop("priority_age_ms", None)
         reply = outcome(lambda: self.configured(name, changes))
         self.run(ConfigureQueue(name, changes), lambda: reply)
 
@@ -410,7 +414,7 @@ class Lives(RuleBasedStateMachine):
             assert waiter is not None
             self.waits.append((waiter, self.model.wait(command, wait_ms)))
 
-    def some_claim(self, back: int) -> Claimed:
+    def some_claim(self, back: int) -> KnownReceipt:
         """One of the claims ever made, mostly a late one."""
         return self.claims[-1 - back % len(self.claims)]
 
@@ -463,7 +467,7 @@ class Lives(RuleBasedStateMachine):
         self.run(Batch(items), lambda: [outcome(step) for step in steps])
 
     def batch_item(
-        self, verb: str, claim: Claimed, name: str
+        self, verb: str, claim: KnownReceipt, name: str
     ) -> tuple[BatchItem, Callable[[], object]]:
         if verb == "p":
             push = self.pushing(name, "b", dedup_id="z")

@@ -12,12 +12,12 @@ from penstock.cluster.placement import ranked
 from penstock.service import Push, Stats
 from penstock.testing.simulation.nodes import SimulatedNode
 from tests.simulation import planted
-from tests.simulation.script import Script
+from tests.simulation.script import ClusterScript
 
 NODES = ["node0", "node1", "node2"]
 
 
-class Placed(Script):
+class Placed(ClusterScript):
     """Three nodes that choose the owner of one shard by themselves."""
 
     def __init__(self, path, node_class=SimulatedNode, faults=(), **changes):
@@ -116,9 +116,9 @@ def a_node_is_drained_while_it_announces_itself(script):
     node = script.cluster.nodes[number]
     subject = f"sim.node.{node.name}.ask"
     script.until(lambda: script.cluster.network._listening(subject))
-    node.is_unheard = True
+    node.is_outbound_cut = True
     script.wait(30)
-    node.is_unheard = False
+    node.is_outbound_cut = False
     script.run(script.client.connection.request(subject, b"drain", 10.0))
     script.wait(5_000)
     assert node.choice.state == "draining"

@@ -26,7 +26,7 @@ from penstock.testing.simulation.lineage import DEPARTED, GONE, IN_FLIGHT
 from penstock.testing.simulation.nodes import SimulatedNode
 from penstock.testing.simulation.queues import SimulatedQueue, name_in
 from tests.simulation import planted
-from tests.simulation.script import Script
+from tests.simulation.script import ClusterScript
 
 QUEUE = name_in("q", 0, 2)
 DEAD = name_in("dead", 1, 2)
@@ -43,7 +43,7 @@ GROUP = next(name for name in map(str, range(100)) if shard_for(name, [0, 1]) ==
 def found(play, path, node_class, shards, queues):
     """The rule that a scripted run breaks; None if none."""
     path.mkdir()
-    script = Script(path, node_class, shards, queues)
+    script = ClusterScript(path, node_class, shards, queues)
     play(script)
     script.close()
     return script.violation
@@ -78,7 +78,7 @@ def the_source_crashes_before_the_departure_ends(script):
 
 def the_target_does_not_answer(script):
     """The push to the dead-letter queue is lost, again and again, and its owner is replaced."""
-    script.other.is_deaf = True
+    script.other.is_inbound_cut = True
     make_dead_letter(script, b"once")
     script.wait(2_000)
     if script.violation is None:
@@ -141,10 +141,10 @@ def a_redrive_ends_with_its_process(script):
     script.until(lambda: lives(script, 0)[0].state == GONE)
     script.begin(Redrive(DEAD), script.late)
     script.until(lambda: lives(script, 1)[0].state == IN_FLIGHT)
-    script.node.is_deaf = True
+    script.node.is_inbound_cut = True
     script.wait(1_000)
     script.late.stop()
-    script.node.is_deaf = False
+    script.node.is_inbound_cut = False
     script.wait(1_000)
     assert script.ask(Stats(DEAD)).messages == 1
 
@@ -351,7 +351,7 @@ def test_a_fault_that_was_found_is_mended(play, queues, as_it_was, rule, quick_p
 SPREAD = (SimulatedQueue(QUEUE),)
 
 
-class Moving(Script):
+class Moving(ClusterScript):
     """A queue in two shards, the second of which gets another owner during each command."""
 
     def __init__(self, path):

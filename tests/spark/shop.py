@@ -25,7 +25,7 @@ BREAK = range(4, 5)
 BANK_TROUBLE = range(6, 7)
 
 
-class Worker(NamedTuple):
+class QueueUse(NamedTuple):
     """How a queue is used: messages a step at noon, how many are pulled at once, how long held."""
 
     queue: str
@@ -39,23 +39,23 @@ class Worker(NamedTuple):
 DEAD = {"dead_letter": "failed", "max_receives": 3}
 CITIES = [f"city-{n:02d}" for n in range(40)]
 WORKERS = [
-    Worker("orders", 6, 6, 900, DEAD | {"visibility_ms": 30_000}),
-    Worker("payments", 5, 5, 2_500, DEAD | {"visibility_ms": 60_000}),
-    Worker("emails", 7, 6, 300, {"visibility_ms": 30_000}),
-    Worker("pictures", 2, 2, 9_000, DEAD | {"visibility_ms": 20_000}),
-    Worker("search-index", 3, 2, 400, {"visibility_ms": 30_000}),
-    Worker(
+    QueueUse("orders", 6, 6, 900, DEAD | {"visibility_ms": 30_000}),
+    QueueUse("payments", 5, 5, 2_500, DEAD | {"visibility_ms": 60_000}),
+    QueueUse("emails", 7, 6, 300, {"visibility_ms": 30_000}),
+    QueueUse("pictures", 2, 2, 9_000, DEAD | {"visibility_ms": 20_000}),
+    QueueUse("search-index", 3, 2, 400, {"visibility_ms": 30_000}),
+    QueueUse(
         "deliveries.fifo", 2, 3, 1_500,
         {"fifo": True, "dead_letter": "failed.fifo", "max_receives": 4, "visibility_ms": 30_000},
         CITIES,
     ),
-    Worker("reminders", 1, 2, 200, {"delay_ms": 300_000, "visibility_ms": 30_000}),
-    Worker("invoices", 0.5, 1, 4_000, {"visibility_ms": 60_000, "retention_ms": 7_200_000}),
+    QueueUse("reminders", 1, 2, 200, {"delay_ms": 300_000, "visibility_ms": 30_000}),
+    QueueUse("invoices", 0.5, 1, 4_000, {"visibility_ms": 60_000, "retention_ms": 7_200_000}),
 ]  # fmt: skip
 
 
 def make_store(
-    path: Path, seed: int = 7, hours: float = HOURS, more: Sequence[Worker] = ()
+    path: Path, seed: int = 7, hours: float = HOURS, more: Sequence[QueueUse] = ()
 ) -> Path:
     """Writes the store and closes it."""
     day = _Day(path, seed, hours, [*WORKERS, *more])
@@ -68,7 +68,7 @@ def make_store(
 
 
 class _Day:
-    def __init__(self, path: Path, seed: int, hours: float, workers: Sequence[Worker]) -> None:
+    def __init__(self, path: Path, seed: int, hours: float, workers: Sequence[QueueUse]) -> None:
         self.rng = random.Random(seed)
         self.hours = hours
         self.workers = workers
@@ -103,7 +103,7 @@ class _Day:
     def _about(self, mean: float) -> int:
         return int(mean) + (self.rng.random() < mean % 1)
 
-    def _push(self, worker: Worker) -> None:
+    def _push(self, worker: QueueUse) -> None:
         # A few groups have most of the messages.
         group = None
         if worker.groups:
@@ -111,7 +111,7 @@ class _Day:
         body = self.rng.randbytes(self.rng.randrange(40, 400))
         self._submit(Push(worker.queue, body, group=group))
 
-    def _pull(self, worker: Worker, hour: int) -> None:
+    def _pull(self, worker: QueueUse, hour: int) -> None:
         if worker.queue == "emails" and hour in BREAK:
             return
         holder = f"{worker.queue}-{self.rng.randrange(3)}"
@@ -120,7 +120,7 @@ class _Day:
             hold_ms = int(worker.hold_ms * self.rng.lognormvariate(0, 0.7))
             self._finish(worker, claim, hour, hold_ms)
 
-    def _finish(self, worker: Worker, claim: Any, hour: int, hold_ms: int) -> None:
+    def _finish(self, worker: QueueUse, claim: Any, hour: int, hold_ms: int) -> None:
         chance = self.rng.random()
         end: Any = Delete(worker.queue, claim.proof)
         if worker.queue == "payments" and hour in BANK_TROUBLE and chance < 0.6:

@@ -19,7 +19,7 @@ from penstock.service import CreateQueue, Purge, Push, QueueSettings
 from penstock.spark.blocks import COLUMNS, Wanted, blocks
 from penstock.spark.stream import Point, Stream, align
 from tests.backends.engine.random_store import small_slices
-from tests.backends.engine.test_upkeep import Store
+from tests.backends.engine.test_upkeep import ReopenedStore
 from tests.spark.journals import FORMAT, flip, write_store
 
 IDENTITY = bytes(range(16))
@@ -250,7 +250,7 @@ def test_a_store_that_dropped_its_beginning_before_the_first_read_names_its_queu
     quick_path, monkeypatch
 ):
     small_slices(monkeypatch)
-    store = Store(quick_path, archive=None)
+    store = ReopenedStore(quick_path, archive=None)
     store(CreateQueue("orders"), CreateQueue("other"))
     for _ in range(8):
         store(*[Push("other", bytes(2_000))] * 12)

@@ -1,4 +1,4 @@
-"""Few pieces of work are done in this process, at once; a table is opened once for each commit."""
+"""Work done here or by Spark, whose errors are raised as ours; a table is opened once a commit."""
 
 import os
 import shutil
@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
 
-from penstock.errors import StoreUnusable
+from penstock.errors import InvalidField, JournalError, StoreUnusable
 from penstock.spark.distribute import distribute
-from penstock.spark.lake import AddedFile, Lake
+from penstock.spark.lake import AddedFile, Lake, our_errors
 from tests.spark.test_increments import no_spark
 
 
@@ -50,8 +50,30 @@ def test_a_piece_that_fails_ends_the_work_with_its_error(two_cores, tmp_path):
 
     # All of them would take ten seconds.
     with pytest.raises(StoreUnusable, match="a file is gone"):
-        distribute(no_spark, run, range(400), object, tmp_path, few=400)
+        distribute(no_spark, run, range(400), object, tmp_path, local_max=400)
     assert len(ran) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("File x\npenstock.errors.InvalidField: option 'n': -1\nat org.x", InvalidField, "option"),
+        ("penstock.errors.RequestError: a\npenstock.errors.StoreUnusable: b", StoreUnusable, "b"),
+        # Classes of other modules, and names of `penstock.errors` that are no errors.
+        ("penstock.spark.lake.LakeUnusable: not a lake", JournalError, "not a lake"),
+        ("penstock.errors.Sequence: not an error", JournalError, "not an error"),
+    ],
+)
+def test_an_error_of_a_task_is_raised_again_by_the_class_that_its_text_names(text, kind, message):
+    with pytest.raises(kind, match=f"^{message}") as caught, our_errors():
+        raise RuntimeError(f"Job aborted: Traceback (most recent call last):\n{text}")
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("text", ["no error of ours", "mypenstock.errors.InvalidField: x", ""])
+def test_an_error_that_names_no_class_of_the_package_is_left_as_it_is(text):
+    with pytest.raises(RuntimeError), our_errors():
+        raise RuntimeError(text)
 
 
 def test_a_table_is_opened_again_when_it_has_another_commit(tmp_path):

@@ -97,7 +97,7 @@ def arrived(place):
 
 
 @dataclass(frozen=True)
-class Cluster:
+class SparkCluster:
     """A standalone master and two workers of one core each."""
 
     url: str
@@ -118,7 +118,7 @@ def cluster(tmp_path_factory):
         for _ in range(2):
             registered = "(registered with master)"
             stack.enter_context(started(directory, registered, "spark-class", *worker, url))
-        yield Cluster(url, directory, set(children(os.getpid())) - before)
+        yield SparkCluster(url, directory, set(children(os.getpid())) - before)
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ from penstock.spark.lake import Lake
 from penstock.spark.session import make_session
 
 journal, path, url, master, java_options = sys.argv[1:]
-distribute.FEW, ingest._FEW_SPANS, fold.PART_MESSAGES = 0, 0, 100
+distribute.LOCAL_MAX, ingest._FEW_SPANS, fold.PART_MESSAGES = 0, 0, 100
 conf = {"spark.executor.memory": "600m", "spark.executor.cores": "1", "spark.cores.max": "2"}
 conf |= {"spark.sql.shuffle.partitions": "2", "spark.executor.extraJavaOptions": java_options}
 spark = make_session(master=master, conf=conf)

@@ -28,7 +28,7 @@ from penstock.spark import derive as deriving
 from penstock.spark import distribute, fold, tables
 from penstock.spark.audit import audit
 from penstock.spark.checks import check_events
-from penstock.spark.derive import Made, derive, table_of
+from penstock.spark.derive import DerivedTables, derive, table_of
 from penstock.spark.duck import DuckConnection
 from penstock.spark.ingest import copy_events, events_table, ingest, last_offset, reached_point
 from penstock.spark.lake import AddedFile, Lake, Table
@@ -169,7 +169,7 @@ def test_a_journal_cut_into_runs_gives_the_tables_and_findings_of_all_of_it(
 ):
     """Shards advance at their own pace, one comes late; some runs are killed before a commit."""
     monkeypatch.setattr(fold, "PART_MESSAGES", PART)
-    monkeypatch.setattr(distribute, "FEW", 1_000)
+    monkeypatch.setattr(distribute, "LOCAL_MAX", 1_000)
     rng = random.Random(seed)
     lake = Lake.open(tmp_path / "lake", create=True)
     journals = [journal(10 * seed + n, f"{n:032x}", n, lives) for n in range(3)]
@@ -223,14 +223,14 @@ def test_a_journal_cut_into_runs_gives_the_tables_and_findings_of_all_of_it(
     assert kept_findings(lake) == found
     # With nothing new nothing is judged, and no table changes.
     versions = [version_of(table_of(lake, each)) for each in (*TABLES, FINDINGS, BALANCES)]
-    assert derive(no_spark, lake) == Made()
+    assert derive(no_spark, lake) == DerivedTables()
     assert audit(no_spark, lake).judged_parts == 0
     assert versions == [version_of(table_of(lake, each)) for each in (*TABLES, FINDINGS, BALANCES)]
 
 
 def test_only_the_parts_that_new_events_touch_are_made_and_judged_again(tmp_path, monkeypatch):
     monkeypatch.setattr(fold, "PART_MESSAGES", PART)
-    monkeypatch.setattr(distribute, "FEW", 1_000)
+    monkeypatch.setattr(distribute, "LOCAL_MAX", 1_000)
     lake = Lake.open(tmp_path / "lake", create=True)
     first = journal(4, "a" * 32, 0)
     add_events(lake, first)
@@ -267,7 +267,7 @@ def test_messages_that_have_ended_are_closed_and_made_again_only_if_one_has_an_e
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(fold, "PART_MESSAGES", PART)
-    monkeypatch.setattr(distribute, "FEW", 1_000)
+    monkeypatch.setattr(distribute, "LOCAL_MAX", 1_000)
     lake = Lake.open(tmp_path / "lake", create=True)
     created = event("QueueCreated", 1, queue=1, name="q", extra='{"settings": {}}')
     rows = [created]
@@ -312,7 +312,7 @@ def test_a_regular_life_gives_the_same_rows_when_its_events_are_folded_one_by_on
     tmp_path, monkeypatch
 ):
     """The fast path for regular lives, in `messages` and `attempts`, equals the general one."""
-    monkeypatch.setattr(distribute, "FEW", 1_000)
+    monkeypatch.setattr(distribute, "LOCAL_MAX", 1_000)
     lake = Lake.open(tmp_path / "lake", create=True)
     add_events(lake, journal(6, "a" * 32, 0))
     derive(no_spark, lake)
@@ -363,7 +363,7 @@ def test_percentiles_of_a_histogram_are_at_most_one_percent_off():
 
 def test_a_lake_of_an_earlier_release_is_updated_by_the_next_run(tmp_path, monkeypatch):
     """Its tables lack a column and a version of the queries; the run may be killed."""
-    monkeypatch.setattr(distribute, "FEW", 1_000)
+    monkeypatch.setattr(distribute, "LOCAL_MAX", 1_000)
     lake = Lake.open(tmp_path / "lake", create=True)
     add_events(lake, journal(7, "a" * 32, 0))
     version = version_of(events_table(lake))
@@ -394,7 +394,7 @@ def test_a_lake_of_an_earlier_release_is_updated_by_the_next_run(tmp_path, monke
 
 def test_tables_and_audits_report_progress_part_by_part(tmp_path, monkeypatch):
     monkeypatch.setattr(fold, "PART_MESSAGES", PART)
-    monkeypatch.setattr(distribute, "FEW", 1_000)
+    monkeypatch.setattr(distribute, "LOCAL_MAX", 1_000)
     lake = Lake.open(tmp_path / "lake", create=True)
     add_events(lake, journal(5, "a" * 32, 0))
     for step in (derive, audit):
@@ -456,7 +456,7 @@ def test_what_is_forgotten_is_in_no_file_of_the_lake(tmp_path, capsys):
     assert b"secret-2" in held
     # What happened to it stays, and no table is made again because of it.
     assert audit(no_spark, lake).holds
-    assert derive(no_spark, lake) == Made()
+    assert derive(no_spark, lake) == DerivedTables()
     found = DeltaTable(str(lake.path / "messages")).to_pyarrow_table()
     assert sorted(found["message_id"].to_pylist()) == sorted([first, second])
     assert cli.main([*command, first.replace(first[:8], "0" * 8)]) == 1

@@ -43,6 +43,7 @@ from penstock.spark.tables import TABLES
 from tests.backends.engine.random_store import RandomStore, exact_replay, small_slices
 from tests.ports import lasting_port
 from tests.spark.journals import write_store
+from tests.spark.test_increments import Stopped
 
 pytestmark = pytest.mark.service("default-jre-headless")
 STANDING = {VISIBLE: "visible", DELAYED: "delayed", IN_FLIGHT: "in_flight"}
@@ -67,10 +68,6 @@ def rows(path, query):
     """What another program finds in a table, through Delta alone."""
     found = DeltaTable(str(path)).to_pyarrow_table()
     return duckdb.sql(query.format(table="found")).fetchall() if found is not None else []
-
-
-class Stopped(Exception):
-    """Simulates a kill: nothing after it runs."""
 
 
 @pytest.mark.timeout(600)
@@ -108,7 +105,7 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     }
     assert floors[reader_name(lake)] == lag.durable_offset
 
-    monkeypatch.setattr(distribute, "FEW", 0)
+    monkeypatch.setattr(distribute, "LOCAL_MAX", 0)
     assert derive(lambda: spark, lake).tables == [each.name for each in TABLES]
     check_messages(lake, life, seen)
     check_status(lake, life)

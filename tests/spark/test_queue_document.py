@@ -21,4 +21,6 @@ def test_the_python_code_of_the_page_runs_unchanged(spark, tmp_path, capsys):
         # The page's session is this one, with the settings that a new one would have had.
         spark.conf.set("spark.sql.shuffle.partitions", shuffles)
         stop_daemon(tmp_path / "shop")
-    assert capsys.readouterr().out.startswith("b'bill for order ")
+    first, settled = capsys.readouterr().out.splitlines()
+    assert first.startswith("b'bill for order ")
+    assert settled == "Settled(deleted=0, lapsed=0)"

@@ -84,12 +84,12 @@ def near(clock):
         yield near
 
 
-class Killed(BaseException):
+class ReplayKilled(BaseException):
     """Simulates a kill: nothing of the run continues."""
 
 
 def killed(*_):
-    raise Killed
+    raise ReplayKilled
 
 
 def bodies(queues, queue):
@@ -138,14 +138,14 @@ def test_a_replay_killed_anywhere_is_continued_hours_later(spark, lake, near, cl
 
     def killed_amid(self, moved):
         self._queues.redrive(self._beside, to=self._to, limit=300)
-        raise Killed
+        raise ReplayKilled
 
     places = [("_note", killed), ("_move", killed), ("_move", killed_amid), ("_note", killed)]
     expected = [0, 0, 300, 1_000]
     for (method, stop), held in zip(places, expected, strict=True):
         with monkeypatch.context() as patch:
             patch.setattr(target, method, stop)
-            with pytest.raises(Killed):
+            with pytest.raises(ReplayKilled):
                 replay(spark, lake, near, WHERE, "orders", name="killed")
         assert near.stats("orders").messages == held
         clock.advance(seconds=6 * 3_600)
@@ -162,7 +162,7 @@ def test_messages_that_a_consumer_pulled_from_the_staging_queue_are_not_lost(
     near.create("again.fifo", fifo=True)
     with monkeypatch.context() as patch:
         patch.setattr(replaying._Target, "_move", killed)
-        with pytest.raises(Killed):
+        with pytest.raises(ReplayKilled):
             replay(spark, lake, near, where, "again.fifo", name="pulled")
     claim = near.pull(beside("again.fifo"))
     with pytest.raises(UnavailableError, match="claimed by a consumer that must not pull from it"):

@@ -23,7 +23,7 @@ from penstock.spark.report import LINES_MAX, make_report, render, step_ms
 from tests.browser import Browser
 from tests.server.conftest import until
 from tests.spark.journals import write_store
-from tests.spark.shop import Worker, make_store
+from tests.spark.shop import QueueUse, make_store
 from tools.tidy import ROOT
 
 pytestmark = [
@@ -41,7 +41,7 @@ EVIL = "</script><script>document.title='run'</script><img src=x onerror=documen
 def lake(spark, tmp_path_factory):
     """A lake of two journals: half an hour of a shop, and one whose claims overlap."""
     root = tmp_path_factory.mktemp("report")
-    many = [Worker(f"extra-{n}", 0.05, 1, 100, {}, ["one", "two"]) for n in range(4)]
+    many = [QueueUse(f"extra-{n}", 0.05, 1, 100, {}, ["one", "two"]) for n in range(4)]
     shop = make_store(root / "shop", hours=0.5, more=many)
     evil = write_store(
         root / "evil",

@@ -17,7 +17,7 @@ from penstock.clock import ManualClock
 from penstock.spark import distribute, fold, retention, seals
 from penstock.spark.audit import audit, is_judged
 from penstock.spark.checks import check_events
-from penstock.spark.derive import Made, derive, is_up_to_date, table_of
+from penstock.spark.derive import DerivedTables, derive, is_up_to_date, table_of
 from penstock.spark.duck import DuckConnection
 from penstock.spark.ingest import events_table, ingest
 from penstock.spark.lake import Lake, LakeBusy, Table, locked
@@ -45,7 +45,7 @@ PART = 100
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     monkeypatch.setattr(fold, "PART_MESSAGES", PART)
-    monkeypatch.setattr(distribute, "FEW", 1_000)
+    monkeypatch.setattr(distribute, "LOCAL_MAX", 1_000)
     # In these journals few messages have ended without a finding.
     monkeypatch.setattr(retention, "_SHARE", 20)
 
@@ -91,7 +91,7 @@ def test_dropping_events_between_runs_changes_no_table_and_no_finding(tmp_path, 
         # No message has an event so long after its end.
         before_ms = batch["at_ms"][0].as_py() - 100
         drop_before(no_spark, lake, before_ms)
-        assert derive(no_spark, lake) == Made()
+        assert derive(no_spark, lake) == DerivedTables()
     verdict, expected = audit(no_spark, lake), audit(no_spark, plain)
     assert verdict.dropped == count_dropped(lake) > 20
     assert events_table(lake).rows() < events_table(plain).rows() - 40

@@ -18,8 +18,8 @@ from tests.backends.redis import servers
 from tests.backends.redis.servers import RedisServer
 from tests.server.conftest import DaemonProcess
 
-PATIENCE_S = 60.0
-until = partial(servers.until, patience_s=PATIENCE_S)
+TIMEOUT_S = 60.0
+until = partial(servers.until, timeout_s=TIMEOUT_S)
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 EXECUTABLE = Path(sys.executable).with_name("penstock")
 
@@ -133,7 +133,7 @@ class Shop:
             env=self.environment(),
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
             check=False,
         )
         return done.returncode, done.stdout, done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.conftest import EXECUTABLE, PATIENCE_S
+from tests.tasks.conftest import EXECUTABLE, TIMEOUT_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "tasks"
 
@@ -35,7 +35,7 @@ class ExampleDirectory:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_an_example_prints_what_its_docstring_says(examples, name):
         assert examples.run(sys.executable, f"{name}.py") == examples.expected(name, "It prints")
     finally:
         worker.terminate()
-        assert worker.wait(PATIENCE_S) == 0
+        assert worker.wait(TIMEOUT_S) == 0
 
 
 def test_the_worker_of_the_priority_example_prints_in_order_of_priority(examples):

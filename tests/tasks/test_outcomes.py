@@ -230,7 +230,7 @@ def test_each_of_many_tasks_has_its_own_result(app):
 def test_middleware_is_called_for_every_attempt_in_order(app):
     seen: list[Any] = []
 
-    class Watch(Middleware):
+    class OutcomeWatch(Middleware):
         def __init__(self, name):
             self.name = name
 
@@ -243,7 +243,7 @@ def test_middleware_is_called_for_every_attempt_in_order(app):
         def failed(self, context, error, is_final):
             seen.append((self.name, "failed", type(error).__name__, is_final))
 
-    app.middleware += [Watch("a"), Watch("b")]
+    app.middleware += [OutcomeWatch("a"), OutcomeWatch("b")]
 
     @app.task(retries=1)
     def work() -> int:

@@ -70,7 +70,7 @@ def test_every_task_runs_although_redis_fails_under_load(make_shop, server, faul
             number += 1
     assert len(pushed) == number
     assert during >= FAULTS
-    until(lambda: pushed <= shop.names(), patience_s=200)
+    until(lambda: pushed <= shop.names(), timeout_s=200)
 
     def is_empty():
         try:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.tasks.conftest import PATIENCE_S, until
+from tests.tasks.conftest import TIMEOUT_S, until
 
 SOURCE = """
     @app.task(retries=0, queue="mail", result_ttl=600, timeout=30, rate="100/s")
@@ -61,7 +61,7 @@ def test_failed_tasks_are_listed_inspected_and_retried(shop):
     code, out, _ = shop.run("tasks", "retry", "shop:app", "--all", "--json")
     assert results(out) == [{"id": pushed[1].id, "retried": True}]
     until(lambda: pushed[1].peek().state == "done")
-    assert pushed[1].get(PATIENCE_S) == "sent"
+    assert pushed[1].get(TIMEOUT_S) == "sent"
     assert shop.run("tasks", "retry", "shop:app", "--all")[0] == 1
     assert shop.run("tasks", "inspect", "shop:app", "unknown")[0] == 1
     module.app.close()

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.tasks import Backoff, ResultTimeout
 from penstock.tasks.results import PushedTask
-from tests.tasks.conftest import PATIENCE_S
+from tests.tasks.conftest import TIMEOUT_S
 
 
 def test_the_jitter_of_each_retry_is_drawn_anew(app, clock, monkeypatch):
@@ -51,7 +51,7 @@ def test_a_result_that_does_not_exist_yet_is_waited_for(app, asked, way):
     def work() -> int:
         # Somebody has looked for the result twice, and found none.
         for _ in range(2):
-            assert asked.acquire(timeout=PATIENCE_S)
+            assert asked.acquire(timeout=TIMEOUT_S)
         return 7
 
     pushed = work.push()
@@ -59,10 +59,10 @@ def test_a_result_that_does_not_exist_yet_is_waited_for(app, asked, way):
     worker.start()
 
     async def ask():
-        return await (pushed if way == "await" else pushed.wait(PATIENCE_S))
+        return await (pushed if way == "await" else pushed.wait(TIMEOUT_S))
 
-    assert (pushed.get(PATIENCE_S) if way == "get" else asyncio.run(ask())) == 7
-    worker.join(PATIENCE_S)
+    assert (pushed.get(TIMEOUT_S) if way == "get" else asyncio.run(ask())) == 7
+    worker.join(TIMEOUT_S)
 
 
 def test_an_awaited_result_that_does_not_come_in_time_is_a_timeout(app):
@@ -86,9 +86,9 @@ def test_waiting_for_a_result_does_not_block_the_event_loop(app, asked):
     pushed = work.push()
 
     async def ask():
-        waiting = asyncio.ensure_future(pushed.wait(PATIENCE_S))
+        waiting = asyncio.ensure_future(pushed.wait(TIMEOUT_S))
         # The loop goes on: it runs the task itself once the result has been looked for.
-        assert await asyncio.to_thread(asked.acquire, timeout=PATIENCE_S)
+        assert await asyncio.to_thread(asked.acquire, timeout=TIMEOUT_S)
         assert not waiting.done()
         app.run_until_empty()
         return await waiting

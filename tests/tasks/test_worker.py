@@ -11,7 +11,7 @@ import pytest
 
 from penstock.service import Stats
 from tests.ports import lasting_port
-from tests.tasks.conftest import EXECUTABLE, PATIENCE_S, until
+from tests.tasks.conftest import EXECUTABLE, TIMEOUT_S, until
 
 PLAIN = """
     @app.task(result_ttl=600)
@@ -45,8 +45,8 @@ def test_a_worker_runs_blocking_and_async_tasks_and_finishes_them_on_sigterm(mak
     module = shop.app()
     added = module.add.push_many([(number, 1) for number in range(50)])
     waited = module.wait_async.push(0.01)
-    assert [each.get(PATIENCE_S) for each in added] == list(range(1, 51))
-    assert waited.get(PATIENCE_S) == "waited"
+    assert [each.get(TIMEOUT_S) for each in added] == list(range(1, 51))
+    assert waited.get(TIMEOUT_S) == "waited"
     # Two tasks run and two are claimed: the former are finished, the latter released at once.
     for name in "abcd":
         module.block.push(name)
@@ -56,7 +56,7 @@ def test_a_worker_runs_blocking_and_async_tasks_and_finishes_them_on_sigterm(mak
     until(lambda: counts(module) == (2, 0, 2))
     (shop.seen / "go-a").touch()
     (shop.seen / "go-b").touch()
-    assert worker.wait(PATIENCE_S) == 0
+    assert worker.wait(TIMEOUT_S) == 0
     assert shop.noted("ended-a") == shop.noted("ended-b") == 1
     assert counts(module) == (2, 0, 0)
     assert "53 done, 0 retried, 0 failed" in shop.printed()
@@ -72,7 +72,7 @@ def test_a_second_sigterm_releases_the_running_tasks_at_once(make_shop, store_ur
     worker.send_signal(signal.SIGTERM)
     until(lambda: "stopping" in shop.printed())
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(PATIENCE_S) == 0
+    assert worker.wait(TIMEOUT_S) == 0
     assert counts(module) == (1, 0, 0)
     assert shop.noted("ended-a") == 0
     module.app.close()
@@ -90,7 +90,7 @@ def test_the_tasks_of_a_worker_killed_by_sigkill_are_run_by_another(make_shop, s
     worker.wait()
     shop.start("--visibility", "1s", "--threads", "4")
     (shop.seen / "go-a").touch()
-    assert [each.get(PATIENCE_S) for each in added] == list(range(1, 101))
+    assert [each.get(TIMEOUT_S) for each in added] == list(range(1, 101))
     until(lambda: shop.noted("ended-a") == 1)
     until(lambda: counts(module) == (0, 0, 0))
     module.app.close()
@@ -187,17 +187,17 @@ def test_a_task_that_exceeds_its_timeout_is_killed_with_its_child_processes(make
     child = int((shop.seen / "child").read_text())
     until(lambda: not is_running(child))
     assert "TaskTimeout: the task ran for longer than 0.5 s" in failure_of(hung_async).error
-    assert in_time.get(PATIENCE_S).startswith("in time")
-    assert in_time_async.get(PATIENCE_S) == "in time"
+    assert in_time.get(TIMEOUT_S).startswith("in time")
+    assert in_time_async.get(TIMEOUT_S) == "in time"
     # If the process of a task ends by a signal, the next task gets another process.
     assert "ended by SIGSEGV" in failure_of(module.crash.push(signal.SIGSEGV)).error
     failure = failure_of(module.fails.push())
     assert failure.error == "KeyError: 'kept'"
     assert 'raise KeyError("kept")' in failure.traceback
-    pushed_id = module.push_another.push().get(PATIENCE_S)
+    pushed_id = module.push_another.push().get(TIMEOUT_S)
     until(lambda: shop.run("tasks", "inspect", "shop:app", pushed_id)[1].count("in time"))
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(PATIENCE_S) == 0
+    assert worker.wait(TIMEOUT_S) == 0
     module.app.close()
 
 
@@ -252,7 +252,7 @@ def test_a_task_that_kills_its_worker_is_run_in_a_child_and_fails(make_shop, fil
     shop.start("--visibility", "1s", "--processes", "2", "--threads", "1")
     failure = failure_of(poisoned)
     assert "the process of the task was ended by SIGKILL" in failure.error
-    assert other.get(PATIENCE_S) == "done"
+    assert other.get(TIMEOUT_S) == "done"
     assert shop.noted("poison") == 6
     module.app.close()
 
@@ -274,7 +274,7 @@ def test_a_worker_process_is_replaced_after_max_tasks(make_shop, file_url):
     assert sum(shop.noted(name) for name in shop.names()) == 30
     assert "starting another" not in shop.printed()
     worker.send_signal(signal.SIGTERM)
-    worker.wait(PATIENCE_S)
+    worker.wait(TIMEOUT_S)
     module.app.close()
 
 
@@ -287,10 +287,10 @@ def test_a_changed_source_file_restarts_the_processes(make_shop, file_url):
     shop = make_shop(file_url, source)
     shop.start("--reload")
     module = shop.app()
-    assert module.version.push().get(PATIENCE_S) == 1
+    assert module.version.push().get(TIMEOUT_S) == 1
     shop.write(source.replace("return 1", "return 2"))
     until(lambda: "a source file has changed" in shop.printed())
-    until(lambda: module.version.push().get(PATIENCE_S) == 2)
+    until(lambda: module.version.push().get(TIMEOUT_S) == 2)
     module.app.close()
 
 

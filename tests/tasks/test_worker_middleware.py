@@ -2,7 +2,7 @@
 
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
-from tests.tasks.conftest import PATIENCE_S, until
+from tests.tasks.conftest import TIMEOUT_S, until
 
 TASKS = """
     from opentelemetry import trace
@@ -74,8 +74,8 @@ def test_every_kind_of_task_runs_within_the_middleware_and_the_trace_of_its_push
     span = NonRecordingSpan(SpanContext(0xABC, 0xDEF, False, TraceFlags(1)))
     with use_span(span):
         traced = [task.push(1) for task in tasks]
-    assert [each.get(PATIENCE_S) for each in traced] == ["abc"] * 3
-    assert [each.push(1).get(PATIENCE_S) for each in tasks] == ["0"] * 3
+    assert [each.get(TIMEOUT_S) for each in traced] == ["abc"] * 3
+    assert [each.push(1).get(TIMEOUT_S) for each in tasks] == ["0"] * 3
     names = [task.name for task in tasks]
     expected = {f"before {name} 1 {trace}" for name in names for trace in ("abc", "0")}
     expected |= {f"after {name} {trace}" for name in names for trace in ("abc", "0")}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.cli.parser import add_action
 from penstock.cli.session import Session
 from penstock.cli.show import table
 from penstock.url import load_backend, read_url
@@ -35,7 +36,7 @@ _ACTIONS: Final = {
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    parsers = {name: actions.add_parser(name, help=text) for name, text in _ACTIONS.items()}
+    parsers = {name: add_action(actions, name, text) for name, text in _ACTIONS.items()}
     for name, action in parsers.items():
         action.add_argument("--json", action="store_true", default=SUPPRESS, help=SUPPRESS)
         action.add_argument(

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.backends.remote.daemon import SERVE, stop_daemon
 from penstock.backends.remote.starting import daemon_status
+from penstock.cli.parser import add_action
 from penstock.cli.session import Session
 from penstock.cli.show import labelled
 from penstock.cli.values import show_age
@@ -19,8 +20,8 @@ NONE_RUNS = 1
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    status = actions.add_parser("status", help="show the process that holds the directory")
-    stop = actions.add_parser("stop", help="stop that process")
+    status = add_action(actions, "status", "show the process that holds the directory")
+    stop = add_action(actions, "stop", "stop the process that holds the directory")
     for action in (status, stop):
         action.add_argument("path", metavar="PATH", help="the data directory, or its file: URL")
     stop.add_argument(
@@ -28,9 +29,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="wait so long for its end (default: %(default)g)",
+        help="wait up to this time for its end (default: %(default)g)",
     )
-    run = actions.add_parser("run", help="run a daemon here, until it is interrupted")
+    run = add_action(actions, "run", "run a daemon here, until it is interrupted")
     from penstock.server.daemon import add_arguments as add_daemon_arguments
 
     add_daemon_arguments(run)

@@ -8,7 +8,7 @@ from penstock.cli.session import Session
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("receipt", metavar="RECEIPT")
+    parser.add_argument("receipt", metavar="RECEIPT", help="of the claim, as pull printed it")
 
 
 def run(session: Session, arguments: Namespace) -> int:

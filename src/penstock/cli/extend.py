@@ -9,7 +9,7 @@ from penstock.cli.values import read_duration, show_duration
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("receipt", metavar="RECEIPT")
+    parser.add_argument("receipt", metavar="RECEIPT", help="of the claim, as pull printed it")
     parser.add_argument("duration", metavar="DURATION", type=read_duration)
 
 

@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--to", metavar="URL", help="the service to mirror to, such as amqp://localhost"
     )
     parser.add_argument(
-        "--name", default=NAME, metavar="NAME", help="one for each mirror of a store (%(default)s)"
+        "--name", default=NAME, metavar="NAME", help="the name of the mirror (default: %(default)s)"
     )
     parser.add_argument("--once", action="store_true", help="end when all events are mirrored")
     parser.add_argument("--status", action="store_true", help="show how far the mirror is behind")
@@ -47,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=read_duration,
         default=10.0,
         metavar="DURATION",
-        help="print figures at this interval (%(default)g)",
+        help="print figures at this interval (default: %(default)g s)",
     )
     parser.add_argument(
         "--moved", action="store_true", help="--to is the same service at a new address"

@@ -17,6 +17,8 @@ _WORD_CHARS_MAX: Final = 100
 
 def find_mistake(words: Sequence[str], commands: Collection[str]) -> str | None:
     """The error in the words up to the command; None if there is none."""
+    if not words:
+        return "the command is missing"
     place = 0
     while place < len(words):
         word = words[place]

@@ -9,12 +9,15 @@ import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Final, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
 
 from penstock import __version__
 from penstock.cli.mistakes import describe_surplus, find_mistake
 from penstock.cli.session import Session, UsageError
 from penstock.settings import URL_VARIABLE
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
 
 COMMANDS: Final = {
     "serve": "run an Amazon SQS endpoint on this machine",
@@ -150,9 +153,16 @@ def make_parser() -> ArgumentParser:
         dest="command", metavar="COMMAND", required=True, title="commands", parser_class=Parser
     )
     for name, summary in COMMANDS.items():
-        commands.add_parser(name, help=summary, description=_sentence(summary), command=name)
+        add_action(commands, name, summary, command=name)
     return parser
 
 
-def _sentence(summary: str) -> str:
-    return summary[0].upper() + summary[1:] + "."
+def add_action(
+    actions: "_SubParsersAction[Any]", name: str, summary: str, **options: Any
+) -> ArgumentParser:
+    """Adds a command, or an action of a command, such as `daemon status`."""
+    description = f"{summary[0].upper()}{summary[1:]}."
+    added: ArgumentParser = actions.add_parser(
+        name, help=summary, description=description, **options
+    )
+    return added

@@ -7,7 +7,7 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from importlib import import_module
 from typing import Final, cast
 
-from penstock.cli.parser import CliCommand
+from penstock.cli.parser import CliCommand, add_action
 from penstock.cli.session import Session
 from penstock.spark.session import require_packages
 
@@ -17,7 +17,7 @@ ACTIONS: Final = {
     "audit": "check the events of every message; status 1 if some are wrong",
     "report": "write an HTML page about the tables of the lake",
     "sql": "run any Spark SQL over the lake's tables, with all rights of your user",
-    "shell": "the same, one query after another",
+    "shell": "run SQL queries over the lake's tables, one after another",
     "replay": "send messages of the lake to a queue, each of them once",
     "forget": "remove the content of single messages from the lake",
     "compact": "join small files, remove unused ones",
@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, summary in ACTIONS.items():
-        action = actions.add_parser(name, help=summary)
+        action = add_action(actions, name, summary)
         _action(name).add_arguments(action)
         action.add_argument("--json", action="store_true", default=SUPPRESS, help=SUPPRESS)
 

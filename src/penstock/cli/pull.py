@@ -3,9 +3,9 @@
 import sys
 from argparse import ArgumentParser, Namespace
 
-from penstock.cli.peek import print_messages
+from penstock.cli.peek import add_limit, print_messages
 from penstock.cli.session import Session
-from penstock.cli.values import read_count, read_duration
+from penstock.cli.values import read_duration
 from penstock.client import Queues
 from penstock.service import Claim
 
@@ -13,14 +13,15 @@ from penstock.service import Claim
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
+    add_limit(parser, "claim")
     parser.add_argument(
-        "-n", dest="limit", type=read_count, default=1, metavar="N", help="up to so many (1)"
+        "--wait", type=read_duration, metavar="DURATION", help="wait up to this time for a message"
     )
     parser.add_argument(
-        "--wait", type=read_duration, metavar="DURATION", help="wait so long for the first"
-    )
-    parser.add_argument(
-        "--visibility", type=read_duration, metavar="DURATION", help="how long the claim lasts"
+        "--visibility",
+        type=read_duration,
+        metavar="DURATION",
+        help="how long the claims last (default: the queue's visibility timeout)",
     )
     parser.add_argument(
         "--delete", action="store_true", help="delete them as soon as they are printed"

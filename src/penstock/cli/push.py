@@ -25,17 +25,36 @@ def add_arguments(parser: ArgumentParser) -> None:
     source.add_argument(
         "--lines", action="store_true", help="push each line of stdin as a message of its own"
     )
-    parser.add_argument("--delay", type=read_duration, metavar="DURATION", help="hide it so long")
-    parser.add_argument("--priority", type=read_count, default=0, metavar="N", help="9 comes first")
-    parser.add_argument("--ttl", type=read_duration, metavar="DURATION", help="drop it after that")
-    parser.add_argument("--dedup-id", metavar="ID", help="the same id again adds nothing")
-    parser.add_argument("--group", metavar="GROUP", help="order (fifo) or fair share within it")
+    parser.add_argument(
+        "--delay", type=read_duration, metavar="DURATION", help="hide the message for this time"
+    )
+    parser.add_argument(
+        "--priority",
+        type=read_count,
+        default=0,
+        metavar="N",
+        help="0 to 9; higher ones are pulled first (default: 0)",
+    )
+    parser.add_argument(
+        "--ttl",
+        type=read_duration,
+        metavar="DURATION",
+        help="remove the message after this time (default: the queue's retention)",
+    )
+    parser.add_argument(
+        "--dedup-id", metavar="ID", help="a push with the same id within five minutes adds nothing"
+    )
+    parser.add_argument(
+        "--group",
+        metavar="GROUP",
+        help="in a FIFO queue a group is delivered in order, in others it gets a fair share",
+    )
     parser.add_argument(
         "--attribute",
         action="append",
         type=read_pair,
         metavar="NAME=VALUE",
-        help="text sent with the body (repeatable)",
+        help="an attribute of the message (repeatable)",
     )
 
 

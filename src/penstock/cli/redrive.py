@@ -9,8 +9,10 @@ from penstock.cli.values import read_count
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE", help="the dead-letter queue")
-    parser.add_argument("--to", metavar="QUEUE", help="move them there instead")
-    parser.add_argument("--limit", type=read_count, metavar="N", help="move at most so many")
+    parser.add_argument(
+        "--to", metavar="QUEUE", help="move them to this queue (default: their source queues)"
+    )
+    parser.add_argument("--limit", type=read_count, metavar="N", help="move at most N messages")
 
 
 def run(session: Session, arguments: Namespace) -> int:

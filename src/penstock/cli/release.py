@@ -9,9 +9,13 @@ from penstock.cli.values import read_duration
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument("receipt", metavar="RECEIPT")
+    parser.add_argument("receipt", metavar="RECEIPT", help="of the claim, as pull printed it")
     parser.add_argument(
-        "--delay", type=read_duration, default=0, metavar="DURATION", help="keep it hidden so long"
+        "--delay",
+        type=read_duration,
+        default=0,
+        metavar="DURATION",
+        help="hide the message for this time (default: 0)",
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from penstock.cli.parser import add_action
 from penstock.cli.session import Session, UsageError
 from penstock.cli.show import labelled, printable, table
 from penstock.cli.values import show_duration
@@ -34,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, summary in _ACTIONS.items():
-        action = actions.add_parser(name, help=summary)
+        action = add_action(actions, name, summary)
         add_app(action)
         if name != "list":
             action.add_argument("--queue", help="look in this queue only")

@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="if a process dies, its tasks run in another after this (default: 30s)",
     )
     parser.add_argument(
-        "--max-tasks", type=read_count, metavar="N", help="replace a process after so many tasks"
+        "--max-tasks", type=read_count, metavar="N", help="replace a process after N tasks"
     )
     parser.add_argument(
         "--burst", action="store_true", help="end when no task is waiting; delayed ones stay"

@@ -26,7 +26,7 @@ from typing import Final
 from penstock.cluster.extent import split_entries
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import NO_ARCHIVE, ReplicatedJournal
-from penstock.cluster.log import LogSteps, Look, Register, insist
+from penstock.cluster.log import LogSteps, ReadRegister, Register, until_answered
 from penstock.cluster.membership import ARCHIVE_KEY, ARCHIVE_ON
 from penstock.cluster.snapshots import note_archive
 from penstock.errors import PenstockError, StoreUnusable
@@ -135,7 +135,7 @@ def permit_purges(journal: ReplicatedJournal) -> LogSteps[None]:
 
     If the read lags, the shard's manifest still forbids to purge what is not archived.
     """
-    found: Register | None = yield from insist(Look(ARCHIVE_KEY))
+    found: Register | None = yield from until_answered(ReadRegister(ARCHIVE_KEY))
     if found is None or found.value != ARCHIVE_ON:
         journal.archive_ended = 0 if found is None else found.revision
         journal.archived_position = NO_ARCHIVE

@@ -26,8 +26,9 @@ from penstock.backends.remote.retry import with_remaining_wait
 from penstock.cluster import calls
 from penstock.cluster.attempts import Attempts, MayBeDone, NotDone, read_answer
 from penstock.cluster.jetstream import JetStream
-from penstock.cluster.log import Look, LookAll, Register, Unanswered
+from penstock.cluster.log import ReadRegister, ReadRegisters, Register, Unanswered
 from penstock.cluster.owner import owner_key
+from penstock.cluster.placement import read_shard
 from penstock.cluster.serving import end_tasks
 from penstock.cluster.spread import SpreadChanged
 from penstock.errors import EngineClosed, InvalidField, PenstockError, StaleReceipt
@@ -38,6 +39,7 @@ R = TypeVar("R")
 # the fast path of `wire.frames`, and the owner starts to append it before it reads the next one.
 _SHARED_MAX: Final = 32
 _SHARED_BODY_BYTES_MAX: Final = 1_024
+_TERM_DIGITS_MAX: Final = 20
 # A command in a shared Batch, and the future of its reply.
 _Shared = tuple[Any, "asyncio.Future[Any]"]
 
@@ -120,7 +122,7 @@ class ShardAsker:
             (f"{self._name}.owned.*", self._take_ownership),
         ):
             self._subscriptions.append(await self._client.subscribe(subject, cb=take))
-        for register in await self._replicated.execute(LookAll("owner.")):
+        for register in await self._replicated.execute(ReadRegisters("owner.")):
             self._set_owner(int(register.key.rpartition(".")[2]), register)
 
     async def close(self) -> None:
@@ -339,7 +341,7 @@ class ShardAsker:
                 self._take_item(token, data)
         elif (message.headers or {}).get("Status") == "503":
             # NATS answers so if the subject has no subscriber.
-            for token in self._sender.take_undelivered(int(message.subject.rpartition(".")[2])):
+            for token in self._sender.take_undelivered(message.subject.rpartition(".")[2]):
                 self._take_item(token, calls.NOT_OWNER)
 
     def _take_item(self, token: int, data: bytes) -> None:
@@ -356,7 +358,7 @@ class ShardAsker:
             call.parts.append(body)
         elif kind == calls.REPLY_WHOLE:
             call.answer.set_result((kind, b"".join([*call.parts, body])))
-        elif kind != calls.AT_IT:
+        elif kind != calls.IN_PROGRESS:
             call.answer.set_result((kind, body))
 
     def _take_abandoned(self, token: int, kind: bytes, body: bytes) -> None:
@@ -366,7 +368,7 @@ class ShardAsker:
             return
         if kind == calls.REPLY_PART:
             call.parts.append(body)
-        elif kind != calls.AT_IT:
+        elif kind != calls.IN_PROGRESS:
             del self._abandoned[token]
             if kind == calls.REPLY_WHOLE:
                 self._release_answer(call, b"".join([*call.parts, body]))
@@ -374,9 +376,8 @@ class ShardAsker:
     # Who owns what.
 
     async def _take_ownership(self, message: Msg) -> None:
-        shard, term = message.subject.rpartition(".")[2], message.data
-        if shard.isdigit() and term.isdigit():
-            number = int(shard)
+        number, term = read_shard(message.subject.rpartition(".")[2]), message.data
+        if number is not None and term.isdigit() and len(term) <= _TERM_DIGITS_MAX:
             self._announced[number] = self._announced.get(number, 0) + 1
             self._terms[number] = max(self._terms.get(number, 0), int(term))
             self._abandon_calls(number)
@@ -412,7 +413,7 @@ class ShardAsker:
 
     async def _read_owner(self, shard: int) -> None:
         with suppress(Unanswered):
-            self._set_owner(shard, await self._replicated.execute(Look(owner_key(shard))))
+            self._set_owner(shard, await self._replicated.execute(ReadRegister(owner_key(shard))))
 
     def _set_owner(self, shard: int, register: Register | None) -> None:
         if register is not None:

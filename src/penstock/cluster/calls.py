@@ -73,13 +73,15 @@ NOT_OWNER: Final = b"N"
 SPREAD_CHANGED: Final = b"S"
 NOT_PLACED: Final = b"P"
 LOST: Final = b"L"
-AT_IT: Final = b"K"
+IN_PROGRESS: Final = b"K"
 # The last part of the subject of replies; it follows the router's inbox.
 REPLIES: Final = ".replies"
 # The largest data of one message, below the default limit of NATS (1 MiB).
 PART_BYTES: Final = 900 * 1024
-# How many requests may be incomplete; the oldest, whose router has probably ended, is dropped.
+# How many requests may be incomplete, and their bytes; over that, the oldest, whose router has
+# probably ended, is dropped.
 _HALF_RECEIVED_MAX: Final = 256
+_HALF_RECEIVED_BYTES_MAX: Final = 256 * 1024 * 1024
 # How much of a message is handled in one turn of the event loop. After each turn its results are
 # appended to the log, or sent, so that the log, owners and routers work at the same time.
 SLICE_BYTES: Final = 2_048
@@ -138,7 +140,7 @@ class Sender:
     """Publishes items from plain callbacks; items for one subject share messages.
 
     With `replies`, a subject, each message has a reply subject below it that ends in a number. If
-    nobody subscribes to the message's subject, NATS sends an error there, and `take_undelivered`
+    the message's subject has no subscriber, NATS sends an error there, and `take_undelivered`
     says which tokens that message had.
     """
 
@@ -150,7 +152,7 @@ class Sender:
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         # The tokens of the last messages, by their numbers.
-        self._sent: dict[int, list[int]] = {}
+        self._sent: dict[str, list[int]] = {}
 
     def send(self, subject: str, token: int, data: bytes) -> None:
         """Publishes an item in a later turn of the event loop."""
@@ -175,13 +177,13 @@ class Sender:
     def _reply(self, tokens: list[int]) -> str:
         if not self._replies:
             return ""
-        number = next(self._numbers)
+        number = str(next(self._numbers))
         self._sent[number] = tokens
         if len(self._sent) > _SENT_MAX:
             del self._sent[next(iter(self._sent))]
         return f"{self._replies}.{number}"
 
-    def take_undelivered(self, number: int) -> list[int]:
+    def take_undelivered(self, number: str) -> list[int]:
         """The tokens of a message that NATS could not deliver, by its number."""
         return self._sent.pop(number, [])
 
@@ -224,7 +226,7 @@ async def in_slices(message: bytes) -> AsyncIterator[tuple[int, bytes]]:
             handled = 0
             await asyncio.sleep(0)
         yield token, data
-        handled += len(data)
+        handled += _ITEM.size + len(data)
 
 
 def split(data: bytes, part: bytes, last: bytes) -> list[bytes]:
@@ -238,23 +240,34 @@ def split(data: bytes, part: bytes, last: bytes) -> list[bytes]:
 
 
 class Assembly:
-    """Joins the parts of requests again, by sender."""
+    """Joins the parts of requests again, by sender.
+
+    A request that becomes too large is dropped, and so are the oldest ones if there are too many,
+    or if they take too much memory.
+    """
 
     def __init__(self) -> None:
-        self._parts: dict[Hashable, list[bytes]] = {}
+        self._begun: dict[Hashable, bytearray] = {}
+        self._bytes = 0
 
     def add(self, sender: Hashable, data: bytes) -> None:
         """Keeps a part."""
-        parts = self._parts.setdefault(sender, [])
-        parts.append(data)
-        too_large = sum(map(len, parts)) > FRAME_BYTES_MAX + PART_BYTES
-        if too_large or len(self._parts) > _HALF_RECEIVED_MAX:
-            self._parts.pop(sender if too_large else next(iter(self._parts)), None)
+        begun = self._begun.setdefault(sender, bytearray())
+        begun += data
+        self._bytes += len(data)
+        if len(begun) > FRAME_BYTES_MAX + PART_BYTES:
+            self._take(sender)
+        while len(self._begun) > _HALF_RECEIVED_MAX or self._bytes > _HALF_RECEIVED_BYTES_MAX:
+            self._take(next(iter(self._begun)))
 
     def whole(self, sender: Hashable, last: bytes) -> bytes:
         """All parts of this sender and the last one, joined."""
-        parts = self._parts.pop(sender, None)
-        return last if parts is None else b"".join([*parts, last])
+        return last if sender not in self._begun else bytes(self._take(sender) + last)
+
+    def _take(self, sender: Hashable) -> bytearray:
+        begun = self._begun.pop(sender)
+        self._bytes -= len(begun)
+        return begun
 
 
 def write_command(

@@ -13,6 +13,7 @@ only a connection, an event loop and a `ShardHolder`, so that the simulation run
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
@@ -24,7 +25,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from penstock.cluster.jetstream import JetStream
-from penstock.cluster.log import LookAll, Register, Unanswered
+from penstock.cluster.log import ReadRegisters, Register, Unanswered
 from penstock.cluster.membership import (
     REFUSED_MAX,
     SILENT_S,
@@ -35,15 +36,16 @@ from penstock.cluster.membership import (
     set_register,
 )
 from penstock.cluster.owner import read_ownership
-from penstock.cluster.placement import ranked
+from penstock.cluster.placement import ranked, read_shard
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.serving import end_tasks
 from penstock.errors import PenstockError, StoreInUse
 
-_LOOK_S: Final = 0.1
-# How long one look waits for answers to its pings. An answer that comes later counts, too.
+# The pause between two rounds. A round pings all nodes and decides which shards this node takes.
+_ROUND_S: Final = 0.1
+# How long a round waits for answers to its pings. An answer that comes later counts, too.
 _PING_S: Final = 0.12
-# The pause before the next look while a node has refused fewer than REFUSED_MAX pings.
+# The pause before the next round while a node has refused fewer than REFUSED_MAX pings.
 _REFUSED_S: Final = 0.06
 _NAME_TAKEN_S: Final = 0.25
 _REGISTERS_S: Final = 1.0
@@ -53,6 +55,8 @@ _YIELD_S: Final = 15.0
 # How long a move waits for the standby to catch up, before other shards are moved.
 _CATCH_UP_S: Final = 10.0
 _NOT_OWNED: Final = b"? not owned here"
+_REQUEST_BYTES_MAX: Final = 100
+_FAILURES_MAX: Final = 5
 # For how long a node does not take a shard back that it has handed over.
 _HANDED_OVER_S: Final = 1.0
 
@@ -141,7 +145,8 @@ class OwnerChoice:
         """`name` is that of the cluster."""
         self.state: NodeState = "up"
         self.endpoint = ""
-        self.failures: list[str] = []
+        # The last ones, for `penstock cluster status`.
+        self.failures: deque[str] = deque(maxlen=_FAILURES_MAX)
         # The nodes that answer pings, and those of them that take shards.
         self.live: frozenset[str] = frozenset()
         self.takers: frozenset[str] = frozenset()
@@ -164,7 +169,7 @@ class OwnerChoice:
         self._announcing = asyncio.Lock()
         self._has_registers = asyncio.Event()
         # Set when an owner may have changed: the registers are read at once.
-        self._look_now = asyncio.Event()
+        self._read_now = asyncio.Event()
         # Set whenever a shard has left this node, and when the nodes that take shards have changed.
         self._shard_left = asyncio.Event()
 
@@ -226,16 +231,18 @@ class OwnerChoice:
         await message.respond(self.state.encode())
 
     async def _take_owned(self, message: Msg) -> None:
-        self._look_now.set()
+        self._read_now.set()
 
     async def _answer_request(self, message: Msg) -> None:
         """Answers a request of another node, or of `penstock cluster`."""
-        words = message.data.decode(errors="replace").split()
-        if words[:1] == ["yield"] and len(words) == 2:
-            self._run(self._yield(int(words[1]), message))
-        elif words == ["drain"]:
+        text = message.data[:_REQUEST_BYTES_MAX].decode(errors="replace")
+        verb, _, rest = text.partition(" ")
+        shard = read_shard(rest)
+        if verb == "yield" and shard is not None:
+            self._run(self._yield(shard, message))
+        elif text == "drain":
             self._run(self._drain_for(message))
-        elif words == ["status"]:
+        elif text == "status":
             await message.respond(msgspec.json.encode(self._holder.status()))
         else:
             await message.respond(b"? unknown request")
@@ -252,13 +259,13 @@ class OwnerChoice:
             self._count_live()
             self.decide()
             is_refused = any(0 < peer.refused < REFUSED_MAX for peer in self._peers.values())
-            await asyncio.sleep(_REFUSED_S if is_refused else _LOOK_S)
+            await asyncio.sleep(_REFUSED_S if is_refused else _ROUND_S)
 
     async def _watch_registers(self) -> None:
         """Reads the registers, again and again; at once if an owner may have changed."""
         while not self._stopping:
-            self._look_now.clear()
-            pause_s = _LOOK_S
+            self._read_now.clear()
+            pause_s = _ROUND_S
             with suppress(Unanswered):
                 await self._read_registers()
                 # A node that was not known before counts as live until it does not answer.
@@ -268,14 +275,14 @@ class OwnerChoice:
                 pause_s = _REGISTERS_S
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self._look_now.wait()
+                    await self._read_now.wait()
 
     async def _read_registers(self) -> None:
         nodes: dict[str, NodeInfo] = {}
         owners: dict[int, Register] = {}
         pins: dict[int, str] = {}
         for kind in ("node.", "owner.", "pin."):
-            for register in await self._replicated.execute(LookAll(kind)):
+            for register in await self._replicated.execute(ReadRegisters(kind)):
                 rest = register.key.removeprefix(kind)
                 if kind == "node.":
                     nodes[rest] = read_node(register)
@@ -357,9 +364,9 @@ class OwnerChoice:
                 self._start_work(shard, holder.drop_standby)
 
     def shard_left(self) -> None:
-        """Looks at once: this node has lost a shard."""
+        """Reads the registers at once: this node has lost a shard."""
         self._shard_left.set()
-        self._look_now.set()
+        self._read_now.set()
 
     def _start_work(
         self, shard: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
@@ -378,7 +385,7 @@ class OwnerChoice:
         try:
             await work(shard, *arguments)
         except PenstockError as error:
-            # Another node was first, or the log does not answer. The next look decides anew.
+            # Another node was first, or the log does not answer. The next round decides again.
             self.failures.append(f"shard {shard}: {error}")
         finally:
             self._busy.discard(shard)
@@ -393,7 +400,7 @@ class OwnerChoice:
         try:
             await self._holder.take(shard, seen_revision, seen_slot, replica)
         except BaseException:
-            self._look_now.set()
+            self._read_now.set()
             raise
 
     # Planned moves.
@@ -410,7 +417,7 @@ class OwnerChoice:
                 async with asyncio.timeout(_CATCH_UP_S):
                     await holder.catch_up(shard)
             except TimeoutError:
-                # The standby continues to read; a later look tries again.
+                # The standby continues to read; a later round tries again.
                 return
             # Before the owner stops: from then on clients wait.
             replica = await holder.end_standby(shard)
@@ -437,7 +444,7 @@ class OwnerChoice:
         )
         try:
             while not asking.done():
-                await asyncio.wait([asking], timeout=_LOOK_S)
+                await asyncio.wait([asking], timeout=_ROUND_S)
                 if owner not in self.live:
                     return b"? the owner has stopped"
             return asking.result().data

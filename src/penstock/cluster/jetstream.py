@@ -35,13 +35,13 @@ from penstock.cluster.log import (
     LogRequest,
     LogSlot,
     LogSteps,
-    Look,
-    LookAll,
     Mismatch,
     Pause,
     PurgeSlots,
     PutChunk,
     ReadChunk,
+    ReadRegister,
+    ReadRegisters,
     ReadSlots,
     Register,
     SlotBounds,
@@ -194,8 +194,8 @@ class JetStream:
             Bounds: self._bounds,
             PurgeSlots: self._purge,
             Demote: self._demote,
-            Look: self._look,
-            LookAll: self._look_all,
+            ReadRegister: self._read_register,
+            ReadRegisters: self._read_registers,
             Swap: self._swap,
             PutChunk: self._put_chunk,
             ReadChunk: self._read_chunk,
@@ -312,7 +312,7 @@ class JetStream:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEADER_S):
                 while True:
-                    # The old leader may still answer, or nobody.
+                    # The old leader may still answer, or no server does.
                     with suppress(TimeoutError):
                         info = await self._api(f"STREAM.INFO.{stream}", timeout_s=_LEADER_ASK_S)
                         if (info.get("cluster") or {}).get("leader") == server:
@@ -415,14 +415,14 @@ class JetStream:
         self._by_leader_until[request.shard] = self._loop.time() + _BY_LEADER_S
         await self._api(f"STREAM.LEADER.STEPDOWN.{stream}")
 
-    async def _look(self, request: Look) -> Register | None:
+    async def _read_register(self, request: ReadRegister) -> Register | None:
         subject = f"{self._name}.register.{request.key}"
         message = await self._direct_last(f"{self._name}_registers", subject)
         if message is None:
             return None
         return Register(request.key, message.data, _sequence(message))
 
-    async def _look_all(self, request: LookAll) -> list[Register]:
+    async def _read_registers(self, request: ReadRegisters) -> list[Register]:
         start = f"{self._name}.register."
         body = {"multi_last": [f"{start}{request.prefix}>"]}
         return sorted(

@@ -44,7 +44,8 @@ Rules of the registers
     larger than every one given before. They are the terms of owners.
 10. `Mismatch` and `Unanswered` mean for a swap what they mean for an append. So each value must be
     unique to its writer: a writer that reads its own value knows that the swap was done.
-11. `Look` and `LookAll` return only values that were kept, but may lag; a swap never does.
+11. `ReadRegister` and `ReadRegisters` return only values that were kept, but may lag; a swap never
+    does.
 
 Rules of the chunks
 
@@ -149,14 +150,14 @@ class Demote(LogRequest[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Look(LogRequest[Register | None]):
+class ReadRegister(LogRequest[Register | None]):
     """Reads the register with this key; None if there is none."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class LookAll(LogRequest[list[Register]]):
+class ReadRegisters(LogRequest[list[Register]]):
     """Reads all registers whose keys begin with `prefix`, in the order of their keys."""
 
     prefix: str
@@ -209,7 +210,7 @@ class Pause(LogRequest[None]):
 LogSteps = Generator[LogRequest[Any], Any, T]
 
 
-def insist(request: LogRequest[T]) -> LogSteps[T]:
+def until_answered(request: LogRequest[T]) -> LogSteps[T]:
     """Repeats a repeatable request until it is answered. Raises Mismatch."""
     while True:
         try:

@@ -16,13 +16,13 @@ import msgspec
 from penstock.cluster.log import (
     RETRY_MS,
     LogSteps,
-    Look,
     Mismatch,
     Pause,
+    ReadRegister,
     Register,
     Swap,
     Unanswered,
-    insist,
+    until_answered,
 )
 from penstock.cluster.placement import IDENTITY_BYTES
 from penstock.core.receipts import KEY_BYTES
@@ -109,7 +109,7 @@ def create_or_read_settings(shards: int, replicas: int) -> LogSteps[ClusterSetti
         shards, replicas, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(IDENTITY_BYTES)
     )
     while True:
-        found: Register | None = yield from insist(Look("cluster"))
+        found: Register | None = yield from until_answered(ReadRegister("cluster"))
         if found is not None:
             return read_cluster_settings(found)
         try:
@@ -126,7 +126,7 @@ def set_register(key: str, value: bytes) -> LogSteps[int]:
     It is written also if it seems to have this value already: the read may lag.
     """
     while True:
-        found: Register | None = yield from insist(Look(key))
+        found: Register | None = yield from until_answered(ReadRegister(key))
         try:
             return (yield Swap(key, value, 0 if found is None else found.revision))  # type: ignore[no-any-return]
         except (Mismatch, Unanswered):

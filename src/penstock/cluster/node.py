@@ -17,13 +17,13 @@ from nats.aio.subscription import Subscription
 
 from penstock.clock import Clock, SystemClock
 from penstock.cluster.archive import ShardArchive, permit_purges, shard_directory
-from penstock.cluster.between import OtherShards, maintain_spread_queues
 from penstock.cluster.choice import OwnerChoice
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.membership import ClusterSettings
+from penstock.cluster.other_shards import OtherShards, maintain_spread_queues
 from penstock.cluster.owner import take_over
-from penstock.cluster.placement import Elsewhere, shard_identity, shard_key
+from penstock.cluster.placement import Elsewhere, read_shard, shard_identity, shard_key
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.serving import OwnedShard, end_tasks
 from penstock.cluster.spread import SpreadGuard
@@ -118,13 +118,14 @@ class ClusterNode:
                 str(shard): {"slot": standby.replica.next_slot - 1, "gaps": standby.replica.gaps}
                 for shard, standby in sorted(self._standbys.items())
             },
-            "failures": self.failures[-5:],
+            "failures": list(self.failures),
         }
 
     # Standbys.
 
     async def _take_grown(self, message: Msg) -> None:
-        standby = self._standbys.get(int(message.subject.rpartition(".")[2]))
+        shard = read_shard(message.subject.rpartition(".")[2])
+        standby = None if shard is None else self._standbys.get(shard)
         if standby is not None:
             standby.wake()
 

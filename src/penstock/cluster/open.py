@@ -17,7 +17,7 @@ from penstock.backends.portal import Portal
 from penstock.clock import Clock
 from penstock.cluster.address import ClusterAddress, read_address, read_node_name
 from penstock.cluster.jetstream import JetStream, open_client
-from penstock.cluster.log import Look, Unanswered
+from penstock.cluster.log import ReadRegister, Unanswered
 from penstock.cluster.membership import (
     ARCHIVE_KEY,
     ARCHIVE_OFF,
@@ -64,7 +64,7 @@ async def open_router(address: ClusterAddress) -> Router:
     try:
         while True:
             try:
-                found = await replicated.execute(Look("cluster"))
+                found = await replicated.execute(ReadRegister("cluster"))
             except Unanswered:
                 found = None
             if found is not None:

@@ -12,8 +12,8 @@ from penstock.clock import SystemClock
 from penstock.cluster.address import ClusterAddress
 from penstock.cluster.asking import ShardAsker
 from penstock.cluster.jetstream import JetStream, open_client
-from penstock.cluster.known import KnownQueues
-from penstock.cluster.log import Look, LookAll, Unanswered
+from penstock.cluster.known_queues import KnownQueues
+from penstock.cluster.log import ReadRegister, ReadRegisters, Unanswered
 from penstock.cluster.membership import (
     ClusterSettings,
     NodeInfo,
@@ -87,7 +87,7 @@ class Operator:
         statuses = {n: each for n, each in zip(names, answers, strict=True) if each is not None}
         owners = {
             int(register.key.rpartition(".")[2]): register
-            for register in await self._replicated.execute(LookAll("owner."))
+            for register in await self._replicated.execute(ReadRegisters("owner."))
         }
         shards = [self._shard(shard, owners, statuses) for shard in range(self._settings.shards)]
         shown = [
@@ -135,7 +135,7 @@ class Operator:
         )
 
     async def _nodes(self) -> dict[str, NodeInfo]:
-        registers = await self._replicated.execute(LookAll("node."))
+        registers = await self._replicated.execute(ReadRegisters("node."))
         return {each.key.removeprefix("node."): read_node(each) for each in registers}
 
     async def _node_status(self, node: str) -> dict[str, Any] | None:
@@ -150,7 +150,7 @@ class Operator:
 
     async def owner(self, shard: int) -> str | None:
         """The node that owns a shard according to its register; it may have stopped."""
-        ownership = read_ownership(await self._replicated.execute(Look(owner_key(shard))))
+        ownership = read_ownership(await self._replicated.execute(ReadRegister(owner_key(shard))))
         return None if ownership is None else ownership.node
 
     async def move(self, shard: int, node: str) -> None:
@@ -220,7 +220,7 @@ async def operate(address: ClusterAddress, work: Callable[[Operator], Awaitable[
     try:
         replicated = JetStream(client, address.name)
         try:
-            found = await replicated.execute(Look("cluster"))
+            found = await replicated.execute(ReadRegister("cluster"))
         except Unanswered:
             found = None
         if found is None:

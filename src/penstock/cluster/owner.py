@@ -25,15 +25,15 @@ from penstock.cluster.log import (
     Bounds,
     Demote,
     LogSteps,
-    Look,
     Mismatch,
     Pause,
+    ReadRegister,
     ReadSlots,
     Register,
     SlotBounds,
     Swap,
     Unanswered,
-    insist,
+    until_answered,
 )
 from penstock.cluster.replica import ShardReplica
 from penstock.errors import Fenced, JournalError, NotOwner
@@ -79,7 +79,7 @@ def take_over(
     # refuses the append, and `append_extent` reads them.
     last = max(seen_slot, replica.next_slot - 1)
     if last < 1:
-        bounds: SlotBounds = yield from insist(Bounds(shard))
+        bounds: SlotBounds = yield from until_answered(Bounds(shard))
         last = bounds.last
     slot = yield from append_extent(shard, term, last, opening)
     replica.take_if_next(slot, opening)
@@ -96,7 +96,7 @@ def _swap_ownership(shard: int, value: bytes, revision: int) -> LogSteps[int]:
         except Unanswered:
             yield Pause(RETRY_MS)
         except Mismatch:
-            found: Register | None = yield from insist(Look(key))
+            found: Register | None = yield from until_answered(ReadRegister(key))
             if found is not None and found.value == value:
                 return found.revision
             if found is not None and found.revision > revision:
@@ -121,7 +121,7 @@ def append_extent(shard: int, term: int, after: int, extent: bytes) -> LogSteps[
         except Mismatch:
             pass
         # A refusal alone proves nothing (rule 3 of `log`): the content of the slot decides.
-        found = yield from insist(ReadSlots(shard, after + 1))
+        found = yield from until_answered(ReadSlots(shard, after + 1))
         for number, packed in found:
             if packed == extent:
                 return number
@@ -131,7 +131,7 @@ def append_extent(shard: int, term: int, after: int, extent: bytes) -> LogSteps[
                 raise JournalError(f"shard {shard}: slot {number} was written twice in one term")
             if number != after + 1:
                 # The replica lacks slots, or they were purged after `after` was determined.
-                bounds = yield from insist(Bounds(shard))
+                bounds = yield from until_answered(Bounds(shard))
                 after = max(after, bounds.first - 1)
                 break
             after = number
@@ -141,7 +141,7 @@ def append_extent(shard: int, term: int, after: int, extent: bytes) -> LogSteps[
                 continue
         attempts += 1
         if attempts % DEMOTE_AFTER == 0:
-            yield from insist(Demote(shard))
+            yield from until_answered(Demote(shard))
         yield Pause(RETRY_MS)
 
 

@@ -15,7 +15,7 @@ import msgspec
 from penstock.backends.remote.pulls import rest_of
 from penstock.cluster.asking import OpenWait, ShardAsker
 from penstock.cluster.attempts import COMMAND_TIMEOUT_S
-from penstock.cluster.known import KnownQueues, gather_all
+from penstock.cluster.known_queues import KnownQueues, gather_all
 from penstock.cluster.serving import end_tasks
 from penstock.cluster.spread import QueuePlaces, SpreadChanged
 from penstock.errors import InFlightLimit, PenstockError

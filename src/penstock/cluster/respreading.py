@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import msgspec
 
-from penstock.cluster.known import KnownQueues, gather_all
+from penstock.cluster.known_queues import KnownQueues, gather_all
 from penstock.cluster.spread import (
     NotPlaced,
     QueuePlaces,

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from time import perf_counter
 from typing import Any, Final
 
 from nats.aio.client import Client
@@ -23,21 +24,24 @@ from penstock.cluster import calls
 from penstock.cluster.answers import Caller as Caller
 from penstock.cluster.answers import ShardAnswers as ShardAnswers
 from penstock.cluster.archive import ShardArchive, keep_archive
-from penstock.cluster.between import OtherShards, deliver_departures
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import ReplicatedJournal
+from penstock.cluster.other_shards import OtherShards, deliver_departures
 from penstock.cluster.owner import append_steps
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.snapshots import keep_snapshot
 from penstock.cluster.spread import SpreadGuard
 from penstock.errors import Fenced, JournalError, NotOwner, PenstockError
 
-_SNAPSHOT_LOOK_S: Final = 1.0
+_SNAPSHOT_CHECK_S: Final = 1.0
 # How long after a takeover the stream's leader is moved: before that, the shard should answer.
 _LEADER_MOVE_S: Final = 3.0
 # How long after an append standbys are notified to read the log.
 _HINT_S: Final = 0.1
 _UNSUBSCRIBE_S: Final = 1.0
+# After this time the commands of one message wait for the next turn of the event loop: a short
+# command may take long.
+_TURN_S: Final = 0.005
 
 
 class OwnedShard:
@@ -107,8 +111,12 @@ class OwnedShard:
 
     async def _take(self, message: Msg) -> None:
         back = message.reply.rpartition(".")[0] + calls.REPLIES
+        until_s = perf_counter() + _TURN_S
         async for token, data in calls.in_slices(message.data):
             self._answers.take((back, token), data)
+            if perf_counter() > until_s:
+                await asyncio.sleep(0)
+                until_s = perf_counter() + _TURN_S
 
     # Tasks.
 
@@ -139,7 +147,7 @@ class OwnedShard:
 
     async def _take_snapshots(self) -> None:
         while True:
-            await asyncio.sleep(_SNAPSHOT_LOOK_S)
+            await asyncio.sleep(_SNAPSHOT_CHECK_S)
             if self._upkeep.is_due:
                 # A snapshot that fails is tried again when the journal has grown further.
                 with suppress(PenstockError, OSError):

@@ -21,16 +21,16 @@ from penstock.cluster.log import (
     RETRY_MS,
     DropChunks,
     LogSteps,
-    Look,
     Mismatch,
     Pause,
     PurgeSlots,
     PutChunk,
     ReadChunk,
+    ReadRegister,
     Register,
     Swap,
     Unanswered,
-    insist,
+    until_answered,
 )
 from penstock.errors import StoreUnusable
 from penstock.journal.snapshot import (
@@ -79,7 +79,7 @@ def manifest_key(shard: int) -> str:
 
 def read_manifest(shard: int) -> LogSteps[tuple[SnapshotManifest, int]]:
     """The manifest of a shard and its revision; both may lag (rule 11 of `log`)."""
-    found: Register | None = yield from insist(Look(manifest_key(shard)))
+    found: Register | None = yield from until_answered(ReadRegister(manifest_key(shard)))
     if found is None:
         return NO_SNAPSHOTS, 0
     return _decode_manifest(found.value), found.revision
@@ -115,7 +115,7 @@ def _fetch(shard: int, kept: KeptSnapshot, path: Path) -> LogSteps[bool]:
         for index in range(kept.chunks):
             data: bytes | None = None
             for _ in range(_CHUNK_TRIES):
-                data = yield from insist(ReadChunk(shard, kept.name, index))
+                data = yield from until_answered(ReadChunk(shard, kept.name, index))
                 if data is not None:
                     break
                 yield Pause(RETRY_MS)
@@ -145,13 +145,13 @@ def keep_snapshot(
         yield Pause(_DURABLE_MS)
     listed = yield from _list_snapshot(journal, kept)
     if listed is None:
-        yield from insist(DropChunks(journal.shard, name))
+        yield from until_answered(DropChunks(journal.shard, name))
         return False
     manifest, dropped = listed
-    yield from insist(PurgeSlots(journal.shard, manifest.start.slot))
+    yield from until_answered(PurgeSlots(journal.shard, manifest.start.slot))
     journal.forget_marks_before(manifest.start.slot)
     for old in dropped:
-        yield from insist(DropChunks(journal.shard, old.name))
+        yield from until_answered(DropChunks(journal.shard, old.name))
     return True
 
 
@@ -179,7 +179,7 @@ def _put_chunks(shard: int, name: str, path: Path) -> LogSteps[KeptSnapshot]:
     with open(path, "rb") as file:
         while data := file.read(CHUNK_BYTES_MAX):
             digest.update(data)
-            yield from insist(PutChunk(shard, name, count, data))
+            yield from until_answered(PutChunk(shard, name, count, data))
             count += 1
     return KeptSnapshot(name, count, digest.hexdigest(), offset_of(path))
 

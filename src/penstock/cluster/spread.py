@@ -77,7 +77,13 @@ UNSPREAD: Final = Spread()
 
 @lru_cache(maxsize=1024)
 def _read_note(text: str) -> Spread:
-    return msgspec.json.decode(text, type=Spread)
+    """The spread of this note; `UNSPREAD` for a text that no version of Penstock has written."""
+    try:
+        found = msgspec.json.decode(text, type=Spread)
+    except msgspec.MsgspecError:
+        return UNSPREAD
+    is_valid = 1 <= found.version <= VERSION_MAX and min(found.shards, *found.before, 1) == 1
+    return found if is_valid else UNSPREAD
 
 
 def spread_of(settings: QueueSettings) -> Spread:
@@ -101,6 +107,15 @@ def without_note(info: QueueInfo) -> QueueInfo:
     annotations = with_note(info.settings.annotations, UNSPREAD)
     settings = msgspec.structs.replace(info.settings, annotations=annotations)
     return msgspec.structs.replace(info, settings=settings)
+
+
+def check_without_note(settings: object) -> None:
+    """Raises InvalidField if a caller's settings contain the note."""
+    given = settings.get("annotations") if isinstance(settings, dict) else None
+    if isinstance(given, dict) and NOTE in given:
+        raise InvalidField(
+            f"annotations: {NOTE} is set by Penstock; `penstock cluster spread` spreads a queue"
+        )
 
 
 def check_spreadable(settings: QueueSettings) -> None:

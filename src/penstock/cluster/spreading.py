@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.cluster.asking import ShardAsker
-from penstock.cluster.known import KnownQueues, gather_all
+from penstock.cluster.known_queues import KnownQueues, gather_all
 from penstock.cluster.pulling import ShardPuller
 from penstock.cluster.respreading import Respreading
 from penstock.cluster.spread import (
@@ -22,6 +22,7 @@ from penstock.cluster.spread import (
     QueuePlaces,
     SpreadChanged,
     check_spreadable,
+    check_without_note,
     dedup_id_of,
     merged_order,
     places_in,
@@ -217,6 +218,7 @@ class SpreadQueues:
     async def configure(self, command: ConfigureQueue) -> QueueInfo:
         """Changes the settings in the home shard, then in the others."""
         home = self.home(command.queue)
+        check_without_note(command.settings)
 
         async def work(places: QueuePlaces | None) -> QueueInfo:
             if places is None or type(command.settings) is not dict:
@@ -239,6 +241,7 @@ class SpreadQueues:
     async def create(self, command: CreateQueue) -> QueueInfo:
         """Creates a queue in its home shard, or returns the one that exists with these settings."""
         home = self.home(command.queue)
+        check_without_note(command.settings)
         try:
             return without_note(await self._ask(home, command))
         except QueueExists:

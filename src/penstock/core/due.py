@@ -28,34 +28,34 @@ SMALL_BYTES_MAX: Final = 4_096
 # costs as much as taking one out and settling it.
 OPENED_MAX: Final = 4_096
 _OPENED_PER_POPPED: Final = 16
-# What an appointment is for.
+# What becomes due.
 DEADLINE: Final = 0
 EXPIRY: Final = 1
 RETENTION: Final = 2
 
 # When, the rank of the first message then (0 if not known yet), the queue, and what is due.
-Appointment = tuple[int, int, int, int]
-NO_APPOINTMENT: Final[Appointment] = (NEVER_MS, 0, 0, 0)
+DueTime = tuple[int, int, int, int]
+NO_DUE_TIME: Final[DueTime] = (NEVER_MS, 0, 0, 0)
 
 
 class Alarm:
     """Which queue has something due next, and when; `next_ms` is never later than it should be.
 
-    An appointment that was replaced by an earlier one stays in the heap. It is out of date if its
+    A due time that was replaced by an earlier one stays in the heap. It is out of date if its
     instant is not the one (`noted_ms`) that its queue keeps.
     """
 
     __slots__ = ("heap", "next_ms")
 
     def __init__(self) -> None:
-        self.heap: list[Appointment] = []
+        self.heap: list[DueTime] = []
         self.next_ms = NEVER_MS
 
-    def add(self, appointment: Appointment) -> None:
+    def add(self, due: DueTime) -> None:
         """Notes that something is due; lowers `next_ms` to its instant."""
-        heappush(self.heap, appointment)
-        if appointment[0] < self.next_ms:
-            self.next_ms = appointment[0]
+        heappush(self.heap, due)
+        if due[0] < self.next_ms:
+            self.next_ms = due[0]
 
 
 class Due:
@@ -139,12 +139,12 @@ class Due:
                 bucket.clear()
 
     def pop(
-        self, now_ms: int, limit: int = NEVER_MS, until: Appointment = NO_APPOINTMENT
+        self, now_ms: int, limit: int = NEVER_MS, until: DueTime = NO_DUE_TIME
     ) -> list[tuple[int, Delivery]]:
         """Takes out what is due, earliest first, with the instant each was added for.
 
         At most `limit` deliveries, or fewer if many had to be put in order first; and none after
-        `until`, the appointment of another index.
+        `until`, the due time of another index.
         """
         due: list[tuple[int, Delivery]] = []
         near = self._near
@@ -164,7 +164,7 @@ class Due:
                 break
         return due
 
-    def _is_before(self, entry: tuple[int, int, Delivery], until: Appointment) -> bool:
+    def _is_before(self, entry: tuple[int, int, Delivery], until: DueTime) -> bool:
         at_ms, rank, _ = entry
         return at_ms < until[0] or (at_ms, rank, self._queue, self._kind) <= until
 

@@ -105,7 +105,7 @@ class Expired(Event, frozen=True, gc=False, array_like=True, tag=12):
 class Moved(Event, frozen=True, gc=False, array_like=True, tag=13):
     """The message left this queue for the end of another, keeping its number.
 
-    `rank` is its place there. `dead` tells a dead letter from a redrive.
+    `rank` is its place there. `dead` is true for a dead letter, and false for a redrive.
     """
 
     number: int

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.delivery import GONE, IN_FLIGHT, Delivery, expiry_ms
-from penstock.core.due import NEVER_MS, RETENTION, Alarm, Appointment
+from penstock.core.due import NEVER_MS, RETENTION, Alarm, DueTime
 
 if TYPE_CHECKING:
     from penstock.core.queue import QueueState
@@ -50,7 +50,7 @@ class Retention:
         self._part = []
 
     def find_expired(
-        self, queue: "QueueState", now_ms: int, limit: int, until: Appointment
+        self, queue: "QueueState", now_ms: int, limit: int, until: DueTime
     ) -> Iterator[Delivery]:
         """Messages that have expired; the caller must end each before it takes the next.
 

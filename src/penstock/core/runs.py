@@ -14,7 +14,7 @@ from penstock.core.events import Pushed
 from penstock.service import Push, PushMany
 
 # A smaller batch is pushed one by one: the columns have a fixed cost.
-RUN_MIN: Final = 20
+RUN_MIN: Final = 4
 # A priority that is not this object (0.0, False) is left to the checks of a single push.
 _ZERO: Final = 0
 _ZEROS: Final = repeat(0)

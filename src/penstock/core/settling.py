@@ -14,7 +14,7 @@ from heapq import heappop
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE, Delivery
-from penstock.core.due import DEADLINE, EXPIRY, NEVER_MS, NO_APPOINTMENT, RETENTION, Appointment
+from penstock.core.due import DEADLINE, EXPIRY, NEVER_MS, NO_DUE_TIME, RETENTION, DueTime
 from penstock.core.events import AnyEvent, ClaimExpired, DelayEnded, Expired
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def settle(shard: "ShardState", now_ms: int, limit: int = SETTLE_MAX) -> list[An
         if queue is None or queue.noted_ms(kind) != at_ms:
             left -= 1
             continue
-        until = heap[0] if heap else NO_APPOINTMENT
+        until = heap[0] if heap else NO_DUE_TIME
         left -= _settle_kind(shard, queue, kind, now_ms, left, until, events)
     shard.discards.trim()
     alarm.next_ms = heap[0][0] if heap else NEVER_MS
@@ -53,7 +53,7 @@ def settle_queue(
     events: list[AnyEvent] = []
     for kind in (DEADLINE, EXPIRY, RETENTION):
         if queue.noted_ms(kind) <= now_ms:
-            _settle_kind(shard, queue, kind, now_ms, limit, NO_APPOINTMENT, events)
+            _settle_kind(shard, queue, kind, now_ms, limit, NO_DUE_TIME, events)
     return events
 
 
@@ -78,7 +78,7 @@ def _settle_kind(
     kind: int,
     now_ms: int,
     limit: int,
-    until: Appointment,
+    until: DueTime,
     events: list[AnyEvent],
 ) -> int:
     """Settles what is due of one kind in one queue; returns how much of the limit it took."""

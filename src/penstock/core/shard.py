@@ -317,7 +317,7 @@ class ShardState:
         if kept and not events:
             raise InvalidField(
                 f"to: the {len(kept)} messages in {queue.name!r} were not dead-lettered from a "
-                "queue that still exists; say where they should go"
+                "queue that still exists; name the queue to move them to"
             )
         return events
 
@@ -360,7 +360,9 @@ class ShardState:
         queue = self.queue(command.queue)
         settings = changed_settings(queue.settings, command.settings)
         if settings.fifo != queue.settings.fifo:
-            raise InvalidField(f"fifo: {queue.name!r} is what it was created as; make a new queue")
+            raise InvalidField(
+                f"fifo: {queue.name!r} cannot be changed to or from fifo; make a new queue"
+            )
         if settings == queue.settings:
             return []
         events: list[AnyEvent] = [QueueConfigured(now_ms, queue.number, settings)]
@@ -516,7 +518,7 @@ class ShardState:
         if _without_notes(queue.settings) != _without_notes(event.settings):
             queue.configured_at_ms = event.at_ms
         retention_ms = queue.settings.retention_ms
-        queue.settings = event.settings
+        queue.use_settings(event.settings)
         # For an empty queue too: its next examination was set by the old retention.
         if event.settings.retention_ms != retention_ms:
             queue.retention.start_over()

@@ -488,7 +488,7 @@ def _read_other(kind: type, f: Fields, payload: bytes) -> AnyEvent:
 def decode_number(data: bytes, data_offset: int, number: int) -> Iterator[AnyEvent]:
     """The events of a block that are about one message, as `decode` without bodies gives them.
 
-    Most blocks do not contain the number's bytes: one search tells.
+    Most blocks do not contain the number's bytes, which one search shows.
     """
     wanted = number.to_bytes(8, "little")
     count = BLOCK.unpack_from(data)[0] if len(data) >= BLOCK_BYTES else 0

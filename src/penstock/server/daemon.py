@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=IDLE_S,
         metavar="SECONDS",
-        help="end after so long without a connection; 0 for never (default: %(default)s)",
+        help="end after this time without a connection; 0 for never (default: %(default)s)",
     )
     parser.add_argument("--durability", default="sync", help="sync (default), interval or os")
     parser.add_argument("--interval-ms", type=int, default=50, help="of interval (default: 50)")

@@ -41,7 +41,7 @@ from penstock.service import (
     check_id,
     check_name,
 )
-from penstock.spark.options import read_options, required, shared_url, spelt, within
+from penstock.spark.options import read_options, required, shared_url, usual_spelling, within
 from penstock.spark.parts import (
     ClaimExtender,
     Part,
@@ -59,7 +59,7 @@ BATCH_MESSAGES: Final = 10_000
 PART_MESSAGES: Final = 2_500
 _READER_CHARS_MAX: Final = 64
 _LIMITS: Final = ("visibilityTimeout", "maxMessagesPerTrigger", "messagesPerPartition")
-_KNOWN: Final = spelt(["mode", "url", "queue", "reader", *_LIMITS])
+_KNOWN: Final = usual_spelling(["mode", "url", "queue", "reader", *_LIMITS])
 _OFFSET_KEYS: Final = frozenset({"reader", "queue", "batch", "parts", "lapsed"})
 SCHEMA: Final = (
     "message_id string, queue string, body binary, attributes map<string,string>, "
@@ -296,7 +296,7 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if reason is not None:
                 queues.close()
                 raise UnsupportedOperation(
-                    f"option 'url': a batch is a pull that can be repeated, which this cannot: "
+                    "option 'url': Spark may repeat a batch, and this store cannot repeat a pull: "
                     f"{reason}"
                 )
             self._queues = queues

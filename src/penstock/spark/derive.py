@@ -55,7 +55,7 @@ _PURGES: Final = "kind IN ('QueuePurged', 'QueueRemoved')"
 
 
 @dataclass(frozen=True)
-class Made:
+class DerivedTables:
     """What a run changed: names of tables, and how many parts of how many."""
 
     tables: list[str] = field(default_factory=list)
@@ -68,13 +68,13 @@ def derive(
     progress: Progress = no_progress,
     *,
     rebuild: bool = False,
-) -> Made:
+) -> DerivedTables:
     """Updates every table from `events`. Raises LakeUnusable or LakeBusy."""
     with our_errors(), locked(lake, "tables"), scratch(lake, "tables") as directory:
         complete_tables(lake)
         delta = events_table(lake).delta()
         if delta is None or (not rebuild and is_up_to_date(lake)):
-            return Made()
+            return DerivedTables()
         return _Run(open_spark, lake, delta, directory, rebuild).make(progress)
 
 
@@ -115,7 +115,7 @@ class _Run:
         self.files = events_table(self.lake).files(self.events)
         self.stores = self._stores()
 
-    def make(self, progress: Progress) -> Made:
+    def make(self, progress: Progress) -> DerivedTables:
         """Makes the tables that are out of date, in order."""
         with DuckConnection(len(os.sched_getaffinity(0))) as duck:
             self._append_queue_events(duck)
@@ -134,7 +134,7 @@ class _Run:
                 self._make_whole(duck, each)
                 tables.append(each.name)
         progress(1)
-        return Made(tables, made)
+        return DerivedTables(tables, made)
 
     def _stores(self) -> list[str]:
         """The journals that `events` holds, by the transactions of its commits."""

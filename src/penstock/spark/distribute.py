@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Up to so many pieces are done in this process.
-FEW: Final = 16
+LOCAL_MAX: Final = 16
 _POLL_S: Final = 0.3
 
 W = TypeVar("W")
@@ -42,15 +42,15 @@ def distribute(
     scratch: Path,
     progress: Progress = no_progress,
     *,
-    few: int | None = None,
+    local_max: int | None = None,
 ) -> list[R]:
     """What the function returns for each piece of work and a number of threads, in any order.
 
     Results are of the type `result` and travel as msgpack. `scratch` is a directory that every
-    executor sees; what tasks leave there to show progress is removed. Up to `few` pieces are done
-    in this process.
+    executor sees; what tasks leave there to show progress is removed. Up to `local_max` pieces are
+    done in this process.
     """
-    if len(work) <= (FEW if few is None else few):
+    if len(work) <= (LOCAL_MAX if local_max is None else local_max):
         return _run_here(function, work, progress)
     spark = open_spark()
     scratch.mkdir(parents=True, exist_ok=True)

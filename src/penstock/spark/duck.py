@@ -7,7 +7,6 @@ one for its own queries of small tables. Tables and views are names in the conne
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 import duckdb
@@ -60,12 +59,7 @@ class DuckConnection:
     def __enter__(self) -> "DuckConnection":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
         self._spilled.cleanup()
 

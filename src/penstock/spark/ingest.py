@@ -171,7 +171,7 @@ class _Ingest:
         # Events that a run committed whose point is not known are left out.
         given["fromOffset"] = str(self._table.committed(f"offset/{self._store}") or 0)
         self._options = SourceOptions.of(given)
-        self._few = _FEW_SPANS
+        self._local_max = _FEW_SPANS
 
     def run(self, batch_bytes: int, progress: Callable[[], None]) -> None:
         """Copies one batch after another."""
@@ -179,7 +179,7 @@ class _Ingest:
         self._register(at.offset)
         end = self._stream.end
         if end.offset - at.offset > _FEW_SPANS * self._options.span_bytes:
-            self._few = 0
+            self._local_max = 0
         shutil.rmtree(self._staging, ignore_errors=True)
         try:
             while at.offset < end.offset:
@@ -209,7 +209,7 @@ class _Ingest:
     def _ingest_batch(self, at: Point, until: Point) -> None:
         found = spans(self._stream, self._options, at, until, "")
         added = self._table.move_in(
-            _write_spans(self._open_spark, found, self._staging, self._few),
+            _write_spans(self._open_spark, found, self._staging, self._local_max),
             f"data/{self._store[:8]}-{until.offset:020d}",
         )
         transactions = {f"read/{self._store}": until.offset, f"entry/{self._store}": until.entry}
@@ -227,10 +227,12 @@ def _write_spans(
     open_spark: OpenSpark,
     work: Sequence[Span],
     scratch: Path,
-    few: int,
+    local_max: int,
     progress: Progress = no_progress,
 ) -> list[str]:
-    files = distribute(open_spark, write_span, work, list[str], scratch, progress, few=few)
+    files = distribute(
+        open_spark, write_span, work, list[str], scratch, progress, local_max=local_max
+    )
     return [file for each in files for file in each]
 
 

@@ -28,8 +28,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
-from penstock import errors
-from penstock.errors import JournalError, PenstockError, UnavailableError
+from penstock.errors import JournalError, PenstockError, UnavailableError, error_class
 from penstock.spark.schemas import arrow_schema
 from penstock.spark.versions import drop_versions, keep_texts_out, statistics_property
 
@@ -435,19 +434,24 @@ def first_line(error: "PySparkException") -> str:
     return text.partition("\n")[0].split(" SQLSTATE")[0]
 
 
-_OURS: Final = re.compile(r"penstock\.[\w.]+\.(\w+): ([^\n]+)")
+# The last line of a traceback, as Python prints it in a task of Spark: the class and the message.
+_OURS: Final = re.compile(r"(?<![\w.])penstock\.(?:\w+\.)+([A-Z]\w*): ([^\n]+)")
 
 
 @contextmanager
 def our_errors() -> Iterator[None]:
-    """Raises the PenstockError that Spark wrapped in an exception of its own."""
+    """Raises the PenstockError that Spark wrapped in an exception of its own.
+
+    Only its text passes through Java. Class names are unique in the package, so the name finds the
+    class; an error that `penstock.errors` does not define becomes a JournalError.
+    """
     try:
         yield
     except PenstockError:
         raise
     except Exception as error:
         found = _OURS.findall(str(error))
-        kind: Any = getattr(errors, found[-1][0], JournalError) if found else None
-        if kind is None:
+        if not found:
             raise
-        raise kind(found[-1][1].strip()) from error
+        name, message = found[-1]
+        raise (error_class([name]) or JournalError)(message.strip()) from error

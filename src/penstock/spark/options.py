@@ -24,7 +24,7 @@ def read_options(given: Mapping[str, str], known: Mapping[str, str]) -> dict[str
     return found
 
 
-def spelt(names: Collection[str]) -> dict[str, str]:
+def usual_spelling(names: Collection[str]) -> dict[str, str]:
     """The usual spelling of options, by their names in lower case."""
     return {name.lower(): name for name in names}
 

@@ -52,7 +52,7 @@ _BATCH_MESSAGES: Final = 1_000
 _BATCH_BYTES: Final = 4 << 20
 _MOVES: Final = 1_000
 _NAME_CHARS: Final = 80
-_BESIDE: Final = "-replay"
+_STAGING_SUFFIX: Final = "-replay"
 _MARK: Final = "penstock-replay"
 _KEY: Final = ("store", "shard", "message")
 
@@ -243,7 +243,7 @@ def _slices(outbox: Path) -> Iterator[list[dict[str, Any]]]:
 def beside(queue: str) -> str:
     """The name of the staging queue, in which a slice waits until it is committed."""
     name, at, scope = queue.partition("@")
-    return name[: _NAME_CHARS - len(_BESIDE)] + _BESIDE + at + scope
+    return name[: _NAME_CHARS - len(_STAGING_SUFFIX)] + _STAGING_SUFFIX + at + scope
 
 
 class _Target:

@@ -14,14 +14,14 @@ from typing import Final
 from penstock.errors import InvalidField
 from penstock.journal.snapshot import read_snapshot, snapshot_paths
 from penstock.spark.blocks import COLUMNS, KIND_NAMES, Wanted, blocks
-from penstock.spark.options import instant_ms, listed, read_options, required, spelt, whole
+from penstock.spark.options import instant_ms, listed, read_options, required, usual_spelling, whole
 from penstock.spark.spans import Span
 from penstock.spark.stream import Point, Stream, align
 
 SPAN_BYTES: Final = 32 << 20
 _RANGES: Final = ("fromEntry", "toEntry", "fromTime", "toTime", "fromOffset")
 _LIMITS: Final = ("maxBytesPerTrigger", "spanBytes")
-_KNOWN: Final = spelt(
+_KNOWN: Final = usual_spelling(
     ["path", "mode", "into", "archive", "reader", "queue", "kinds", *_RANGES, *_LIMITS],
 )
 SCHEMA: Final = (

@@ -44,7 +44,7 @@ from pyspark.sql.types import (
 import penstock
 from penstock.errors import InvalidField, PenstockError
 from penstock.service import PushMany, PushReply, check_name
-from penstock.spark.options import listed, read_options, required, shared_url, spelt
+from penstock.spark.options import listed, read_options, required, shared_url, usual_spelling
 from penstock.spark.rowids import Array, RowIds
 
 # A frame is one append, during which the engine serves no other caller.
@@ -63,7 +63,7 @@ _ROLES: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
     "attributes": ((MapType,), "a map from text to text or bytes"),
 }
 # Spark passes a stream's own option to its sink, too.
-_KNOWN: Final = {**spelt(["url", "queue", *_ROLES]), "checkpointlocation": "checkpointLocation"}
+_KNOWN: Final = usual_spelling(["url", "queue", *_ROLES, "checkpointLocation"])
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 

@@ -12,7 +12,7 @@ from penstock.errors import JournalError, PenstockError
 from tests.backends.engine.random_store import small_slices
 from tests.journal.disk import Disk
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_every_waiting_caller_gets_the_error_of_a_failed_sync(quick_path, call):
         for _ in range(20):
             pushes = [queues.push("q", b"x") for _ in range(30)]
             gathered = asyncio.gather(*pushes, return_exceptions=True)
-            replies = await asyncio.wait_for(gathered, PATIENCE_S)
+            replies = await asyncio.wait_for(gathered, TIMEOUT_S)
             answered += [reply for reply in replies if isinstance(reply, str)]
             refused = [reply for reply in replies if not isinstance(reply, str)]
             assert all(isinstance(error, JournalError) for error in refused)
@@ -46,8 +46,8 @@ def test_every_waiting_caller_gets_the_error_of_a_failed_sync(quick_path, call):
         else:
             raise AssertionError("no sync failed")
         with pytest.raises(JournalError):
-            await asyncio.wait_for(queues.pull("q"), PATIENCE_S)
-        await asyncio.wait_for(queues.close(), PATIENCE_S)
+            await asyncio.wait_for(queues.pull("q"), TIMEOUT_S)
+        await asyncio.wait_for(queues.close(), TIMEOUT_S)
         return answered
 
     answered = asyncio.run(main())
@@ -66,8 +66,8 @@ def test_closing_ends_the_waits_of_all_callers(quick_path):
         calls.append(queues.pull("empty", wait=60))
         tasks = [asyncio.ensure_future(call) for call in calls]
         await asyncio.sleep(0)
-        await asyncio.wait_for(queues.close(), PATIENCE_S)
-        replies = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE_S)
+        await asyncio.wait_for(queues.close(), TIMEOUT_S)
+        replies = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), TIMEOUT_S)
         return [reply for reply in replies if isinstance(reply, str)], replies
 
     answered, replies = asyncio.run(main())

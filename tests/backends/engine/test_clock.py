@@ -20,7 +20,7 @@ JUMPS = {
 }
 
 
-class Machine:
+class MachineClocks:
     """The two clocks of a machine: the wall clock, which can be set, and the monotonic one."""
 
     def __init__(self, monkeypatch):
@@ -40,7 +40,7 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch):
-    return Machine(monkeypatch)
+    return MachineClocks(monkeypatch)
 
 
 def opened(path):

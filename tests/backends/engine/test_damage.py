@@ -24,7 +24,7 @@ from penstock.service import (
     Push,
 )
 from tests.backends.engine.random_store import first_difference, plain_state, small_slices
-from tests.backends.engine.test_upkeep import Store
+from tests.backends.engine.test_upkeep import ReopenedStore
 
 FILE_BYTES = 16_384
 PAGE_BYTES = 4_096
@@ -36,7 +36,7 @@ class Built:
     def __init__(self, root, passes):
         self.root = root
         rng = random.Random(len(str(passes)))
-        store = Store(root, file_bytes=FILE_BYTES, archive=None)
+        store = ReopenedStore(root, file_bytes=FILE_BYTES, archive=None)
         store(CreateQueue("a"), CreateQueue("b", {"visibility_ms": 1_000}))
         for turn in range(60):
             queue = "ab"[turn % 2]
@@ -167,7 +167,7 @@ def test_content_damaged_while_the_engine_runs_is_never_returned_by_a_pull(built
 
 
 def test_a_pull_skips_many_damaged_messages_in_a_row(quick_path):
-    store = Store(quick_path, archive=None, file_bytes=FILE_BYTES)
+    store = ReopenedStore(quick_path, archive=None, file_bytes=FILE_BYTES)
     store(CreateQueue("q"))
     for number in range(3_000):
         store(Push("q", b"%04d" % number * 4))
@@ -214,7 +214,7 @@ def test_a_snapshot_cut_short_anywhere_costs_nothing(built, quick_path):
 
 
 def test_a_store_whose_snapshots_are_all_damaged_is_refused(quick_path):
-    store = Store(quick_path, archive=None, file_bytes=FILE_BYTES)
+    store = ReopenedStore(quick_path, archive=None, file_bytes=FILE_BYTES)
     store(CreateQueue("q"), CreateQueue("gone"))
     for _ in range(6):
         store(*[Push("gone", bytes(2_000))] * 20)
@@ -230,7 +230,7 @@ def test_a_store_whose_snapshots_are_all_damaged_is_refused(quick_path):
 
 
 def test_messages_of_a_queue_whose_creation_was_lost_are_in_a_recovered_queue(quick_path):
-    store = Store(quick_path, archive=None)
+    store = ReopenedStore(quick_path, archive=None)
     store(CreateQueue("q"), Push("q", b"one"), Push("q", b"two"))
     store.engine.close()
     flip(quick_path / "store" / "journal" / "000000000000.seg", PAGE_BYTES + 60, 1)
@@ -241,7 +241,7 @@ def test_messages_of_a_queue_whose_creation_was_lost_are_in_a_recovered_queue(qu
 
 
 def test_the_number_of_a_message_lost_to_damage_is_not_used_again(quick_path):
-    store = Store(quick_path, archive=None)
+    store = ReopenedStore(quick_path, archive=None)
     store(CreateQueue("q"), Push("q", b"one"))
     lost = store(Push("q", b"two")).id
     end = store.engine.journal.segments.end_offset
@@ -254,7 +254,7 @@ def test_the_number_of_a_message_lost_to_damage_is_not_used_again(quick_path):
 
 
 def test_a_queue_whose_removal_was_lost_is_replaced_by_the_next_of_its_name(quick_path):
-    store = Store(quick_path, archive=None)
+    store = ReopenedStore(quick_path, archive=None)
     store(CreateQueue("q"), Push("q", b"old", ttl_ms=5_000), Pull("q", visibility_ms=1_000))
     start = store.engine.journal.segments.end_offset
     store(DeleteQueue("q"))

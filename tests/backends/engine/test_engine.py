@@ -32,7 +32,7 @@ from penstock.service import (
 )
 from tests.server.conftest import until
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 class Slow(MemoryJournal):
@@ -54,7 +54,7 @@ class Slow(MemoryJournal):
         self.asked.set()
         with self._flushed:
             self._flushed.wait_for(
-                lambda: self.failed or self.durable_sequence >= sequence, PATIENCE_S
+                lambda: self.failed or self.durable_sequence >= sequence, TIMEOUT_S
             )
         if self.failed:
             raise JournalError("the disk is gone")
@@ -113,10 +113,10 @@ def test_a_blocking_push_answers_only_when_it_is_durable():
     journal = Slow()
     queues = Queues(BlockingEngine(Engine(journal, ManualClock())))
     thread, given = in_thread(lambda: queues.create("q"))
-    assert journal.asked.wait(PATIENCE_S)
+    assert journal.asked.wait(TIMEOUT_S)
     assert given == []
     journal.flush()
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     assert [info.queue for info in given] == ["q"]
 
 
@@ -130,7 +130,7 @@ def test_an_awaited_push_answers_only_when_it_is_durable():
         assert journal.asked.is_set()
         assert not creating.done()
         journal.flush()
-        info = await asyncio.wait_for(creating, PATIENCE_S)
+        info = await asyncio.wait_for(creating, TIMEOUT_S)
         await service.close()
         return info.queue
 
@@ -145,7 +145,7 @@ def test_one_flush_answers_all_callers_that_wait_for_it():
     assert [given for _, given in calls] == [[], [], []]
     journal.flush()
     for thread, given in calls:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         assert len(given) == 1
 
 
@@ -153,9 +153,9 @@ def test_a_write_that_cannot_be_made_durable_is_answered_with_an_error():
     journal = Slow()
     queues = Queues(BlockingEngine(Engine(journal, ManualClock())))
     thread, given = in_thread(lambda: queues.create("q"))
-    assert journal.asked.wait(PATIENCE_S)
+    assert journal.asked.wait(TIMEOUT_S)
     journal.flush(failed=True)
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     assert [type(each) for each in given] == [JournalError]
 
 
@@ -228,7 +228,7 @@ def test_closing_ends_all_waits_and_all_commands(engine):
     thread, given = in_thread(lambda: queues.pull("q", wait=1_000))
     until(lambda: queues.stats("q").waiting_pulls)
     queues.close()
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     assert [type(each) for each in given] == [EngineClosed]
     with pytest.raises(EngineClosed):
         queues.push("q", "x")

@@ -15,6 +15,7 @@ from penstock.errors import JournalError, PenstockError, StoreFull
 from penstock.journal.snapshot import snapshot_paths
 from penstock.service import Batch, Extend
 from tests.backends.engine.random_store import small_slices
+from tests.conftest import FULL
 from tests.journal.disk import Disk, PowerCut
 from tests.server.conftest import until
 
@@ -26,7 +27,7 @@ def _in_small_steps(monkeypatch):
     small_slices(monkeypatch)
 
 
-class Machine:
+class DiskMachine:
     """An engine whose journal is on the simulated disk; the rest of the store is in `path`."""
 
     def __init__(self, path, disk=None, **options):
@@ -75,11 +76,11 @@ def everything(queues):
 
 
 @pytest.mark.parametrize("durability", ["sync", "interval"])
-@pytest.mark.parametrize("call", range(1, 11))
+@pytest.mark.parametrize("call", range(1, 51 if FULL else 11))
 def test_after_a_failed_sync_nothing_is_answered_and_nothing_answered_is_lost(
     quick_path, call, durability
 ):
-    machine = Machine(quick_path, durability=durability, interval_ms=1)
+    machine = DiskMachine(quick_path, durability=durability, interval_ms=1)
     queues = machine.queues
     queues.create("q")
     held = queues.push("q", b"held")
@@ -115,7 +116,7 @@ def test_after_a_failed_sync_nothing_is_answered_and_nothing_answered_is_lost(
 
 
 def test_waiting_pulls_get_the_error_when_the_disk_fails(quick_path):
-    machine = Machine(quick_path)
+    machine = DiskMachine(quick_path)
     queues = machine.queues
     queues.create("q")
     queues.create("other")
@@ -142,7 +143,7 @@ def test_waiting_pulls_get_the_error_when_the_disk_fails(quick_path):
 
 @pytest.mark.parametrize("ahead", ["push", "pull", "settle"])
 def test_after_an_interrupt_before_the_append_an_engine_refuses_every_command(quick_path, ahead):
-    machine = Machine(quick_path, background=False)
+    machine = DiskMachine(quick_path, background=False)
     queues = machine.queues
     queues.create("q", visibility_timeout=5)
     queues.push("q", bytes(100))
@@ -170,7 +171,7 @@ def test_after_an_interrupt_before_the_append_an_engine_refuses_every_command(qu
 
 
 def test_what_is_due_on_a_full_disk_causes_no_busy_loop(quick_path):
-    machine = Machine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
+    machine = DiskMachine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
     queues = machine.queues
     queues.create("q", visibility_timeout=5)
     push_until(StoreFull, queues, bytes(200))
@@ -193,7 +194,7 @@ def test_what_is_due_on_a_full_disk_causes_no_busy_loop(quick_path):
 
 @pytest.mark.parametrize("body_bytes", [10, 3_000])
 def test_on_a_full_disk_pushes_are_refused_and_every_message_can_be_deleted(quick_path, body_bytes):
-    machine = Machine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
+    machine = DiskMachine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
     queues = machine.queues
     queues.create("q")
     answered, refused = push_until(StoreFull, queues, bytes(body_bytes))
@@ -212,7 +213,7 @@ def test_on_a_full_disk_pushes_are_refused_and_every_message_can_be_deleted(quic
 
 
 def test_on_a_full_disk_every_message_can_be_deleted_one_by_one_after_a_restart(quick_path):
-    machine = Machine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
+    machine = DiskMachine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
     queues = machine.queues
     queues.create("q")
     answered, _ = push_until(StoreFull, queues, bytes(30))
@@ -229,7 +230,7 @@ def test_on_a_full_disk_every_message_can_be_deleted_one_by_one_after_a_restart(
 
 
 def test_on_a_full_disk_hundreds_of_claims_that_run_out_do_not_stop_the_engine(quick_path):
-    machine = Machine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
+    machine = DiskMachine(quick_path, Disk(room_bytes=24 * FILE_BYTES), durability="os")
     queues = machine.queues
     queues.create("q", visibility_timeout=5)
     answered, _ = push_until(StoreFull, queues, bytes(200))
@@ -250,7 +251,7 @@ def test_on_a_full_disk_hundreds_of_claims_that_run_out_do_not_stop_the_engine(q
 
 @pytest.mark.parametrize("limit", ["room_bytes", "open_files_max"])
 def test_pushes_are_accepted_again_when_there_is_room_again(quick_path, limit):
-    machine = Machine(quick_path, durability="os")
+    machine = DiskMachine(quick_path, durability="os")
     queues = machine.queues
     queues.create("q")
     short = {"room_bytes": 24 * FILE_BYTES, "open_files_max": 24}[limit]
@@ -264,7 +265,7 @@ def test_pushes_are_accepted_again_when_there_is_room_again(quick_path, limit):
 
 
 def test_a_snapshot_without_room_stops_neither_the_engine_nor_the_next_snapshot(quick_path):
-    machine = Machine(quick_path, durability="os")
+    machine = DiskMachine(quick_path, durability="os")
     queues = machine.queues
     upkeep: Any = machine.engine.upkeep
     queues.create("q")

@@ -13,7 +13,7 @@ from penstock.journal.commit import GroupCommit
 from penstock.service import CreateQueue, Push
 from tests.server.conftest import until
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 def test_the_waits_of_many_threads_for_the_disk_all_end_and_are_durable(quick_path):
@@ -41,11 +41,11 @@ def test_the_waits_of_many_threads_for_the_disk_all_end_and_are_durable(quick_pa
     other = threading.Thread(target=sync_from_elsewhere, daemon=True)
     for thread in [*threads, other]:
         thread.start()
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     for thread in threads:
         thread.join(timeout=max(0, deadline - time.monotonic()))
     ended.set()
-    other.join(timeout=PATIENCE_S)
+    other.join(timeout=TIMEOUT_S)
     assert not any(thread.is_alive() for thread in threads), "a thread waits without end"
     assert synced == [True] * 3_000
     engine.close()
@@ -77,7 +77,7 @@ def test_after_a_callback_that_raises_the_other_waiters_are_still_notified(quick
         journal.notify(engine.answer_sequence, fail)
     engine.submit(Push("q", b"y"))
     journal.notify(engine.answer_sequence, notified.set)
-    assert notified.wait(PATIENCE_S)
+    assert notified.wait(TIMEOUT_S)
     engine.close()
 
 
@@ -87,7 +87,7 @@ def test_after_an_interrupt_of_the_syncing_thread_every_wait_ends():
 
     def sync():
         syncing.set()
-        may_continue.wait(PATIENCE_S)
+        may_continue.wait(TIMEOUT_S)
         result = next(results)
         if isinstance(result, BaseException):
             raise result
@@ -104,12 +104,12 @@ def test_after_an_interrupt_of_the_syncing_thread_every_wait_ends():
 
     threads = [threading.Thread(target=wait, args=(sequence,), daemon=True) for sequence in (1, 2)]
     threads[0].start()
-    assert syncing.wait(PATIENCE_S)
+    assert syncing.wait(TIMEOUT_S)
     threads[1].start()
     until(lambda: commit._waiting)
     may_continue.set()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert sorted(ended) == [1, 2]
     commit.close()
 
@@ -131,7 +131,7 @@ def test_the_syncing_thread_continues_after_a_failed_sync(failing):
     for _ in range(2):
         notified = threading.Event()
         commit.notify(1, notified.set)
-        assert notified.wait(PATIENCE_S)
+        assert notified.wait(TIMEOUT_S)
     assert len(tried) == 2
     commit.close()
 

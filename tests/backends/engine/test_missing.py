@@ -19,7 +19,7 @@ from penstock.journal.snapshot import snapshot_paths
 from penstock.service import CreateQueue, ListQueues, Pull, Push, Stats
 from tests.backends.engine.random_store import small_slices
 from tests.backends.engine.test_opening import listing
-from tests.backends.engine.test_upkeep import Store
+from tests.backends.engine.test_upkeep import ReopenedStore
 
 # Larger than the room that is reserved for deletes, so that there is one spare file and not dozens.
 FILE_BYTES = 1024 * 1024
@@ -35,7 +35,7 @@ def _in_small_steps(monkeypatch):
 @pytest.fixture(params=["journal", "snapshots"])
 def killed(quick_path, request):
     """A store of 400 answered messages in eight files, as a kill leaves it."""
-    store = Store(quick_path, file_bytes=FILE_BYTES, archive=None, background=False)
+    store = ReopenedStore(quick_path, file_bytes=FILE_BYTES, archive=None, background=False)
     # Some of these tests open the store by the system's clock.
     store.clock.advance(seconds=time.time() - store.clock.now_ms() / 1_000)
     store(CreateQueue("q"))

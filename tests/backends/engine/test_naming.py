@@ -16,7 +16,7 @@ from penstock.service import (
     QueueSettings,
 )
 from tests.backends.engine.random_store import small_slices
-from tests.backends.engine.test_upkeep import Store
+from tests.backends.engine.test_upkeep import ReopenedStore
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def _in_small_steps(monkeypatch):
 @pytest.fixture
 def old(quick_path):
     """A store after many snapshots, which have dropped the beginning of its journal."""
-    store = Store(quick_path, archive=None)
+    store = ReopenedStore(quick_path, archive=None)
     store(CreateQueue("orders", {"visibility_ms": 7_000}), CreateQueue("other"))
     created_at_ms = store.clock.now_ms()
     store(CreateQueue("gone"), DeleteQueue("gone"))
@@ -73,7 +73,7 @@ def test_a_queue_stated_event_changes_nothing_when_the_store_is_opened_again(old
 
 
 def test_a_pass_that_drops_nothing_states_no_queues(quick_path):
-    store = Store(quick_path, archive=None)
+    store = ReopenedStore(quick_path, archive=None)
     store(CreateQueue("orders"), Push("orders", b"one"))
     store.run_pass()
     store.engine.journal.sync()

@@ -12,7 +12,7 @@ import penstock
 from penstock.backends.engine.store import open_engine
 from penstock.errors import InvalidField, StoreUnusable
 from penstock.service import Batch, CreateQueue, Pull, Push
-from tests.backends.engine.test_upkeep import Store
+from tests.backends.engine.test_upkeep import ReopenedStore
 
 FILE_BYTES = 65_536
 
@@ -110,7 +110,7 @@ def test_a_key_that_was_cut_short_is_refused(closed):
 
 
 def test_a_journal_that_is_missing_beside_its_snapshots_is_refused(quick_path):
-    store = Store(quick_path, archive=None)
+    store = ReopenedStore(quick_path, archive=None)
     store(CreateQueue("q"), Push("q", b"one"))
     store.run_pass()
     store.engine.close()

@@ -10,7 +10,7 @@ from penstock.journal import readers
 from penstock.journal.reader import JournalReader
 from penstock.service import CreateQueue, Purge, Push
 from tests.backends.engine.random_store import small_slices
-from tests.backends.engine.test_upkeep import Store
+from tests.backends.engine.test_upkeep import ReopenedStore
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def test_a_reader_that_cannot_be_stored_is_refused_and_leaves_no_files(tmp_path)
 
 
 def test_while_the_file_of_a_reader_is_damaged_nothing_is_dropped(quick_path):
-    store = Store(quick_path, archive=None)
+    store = ReopenedStore(quick_path, archive=None)
     store(CreateQueue("q"))
     readers.register(quick_path / "store", "spark", 0, 1)
     (quick_path / "store" / "readers" / "spark.json").write_bytes(b"{")
@@ -62,7 +62,7 @@ def test_while_the_file_of_a_reader_is_damaged_nothing_is_dropped(quick_path):
 @pytest.mark.parametrize("archived", [True, False])
 def test_a_reader_sees_every_push_while_the_writer_drops_files_it_has_read(quick_path, archived):
     archive = quick_path / "archive" if archived else None
-    store = Store(quick_path, archive=archive)
+    store = ReopenedStore(quick_path, archive=archive)
     store(CreateQueue("q"))
     store.engine.journal.sync()
     reader = JournalReader(quick_path / "store" / "journal", archive=archive)
@@ -83,7 +83,7 @@ def test_a_reader_sees_every_push_while_the_writer_drops_files_it_has_read(quick
 
 
 def test_a_reader_that_is_behind_reads_dropped_files_from_the_archive(quick_path):
-    store = Store(quick_path)
+    store = ReopenedStore(quick_path)
     store(CreateQueue("q"))
     store.engine.journal.sync()
     late = JournalReader(quick_path / "store" / "journal", archive=quick_path / "archive")

@@ -36,7 +36,7 @@ from tests.journal.disk import Disk
 from tests.server.conftest import until
 
 
-class Store:
+class ReopenedStore:
     """A store that can be reopened, and whose passes can have commands between their steps."""
 
     def __init__(self, root, **options):
@@ -92,7 +92,7 @@ def _in_small_steps(monkeypatch):
 
 @pytest.fixture
 def store(quick_path):
-    store = Store(quick_path)
+    store = ReopenedStore(quick_path)
     yield store
     store.engine.close()
 
@@ -156,7 +156,7 @@ def test_a_queue_purged_during_the_pass_has_only_the_messages_pushed_after_it(st
 
 def test_long_lived_messages_do_not_keep_the_files_of_deleted_ones(quick_path):
     """Row 18: the disk holds twice the live data at most."""
-    store = Store(quick_path, archive=None, file_bytes=65_536)
+    store = ReopenedStore(quick_path, archive=None, file_bytes=65_536)
     store(CreateQueue("keep"), CreateQueue("go"))
     kept = []
     sizes = []
@@ -217,7 +217,7 @@ def test_a_snapshot_that_does_not_fit_changes_nothing_and_the_next_one_does(stor
 
 
 def test_many_large_messages_are_carried_in_several_steps(quick_path):
-    store = Store(quick_path, archive=None, file_bytes=1 << 20)
+    store = ReopenedStore(quick_path, archive=None, file_bytes=1 << 20)
     store(CreateQueue("keep"), CreateQueue("go"))
     for number in range(40):
         store(Push("keep", b"%02d" % number * 100_000), Push("go", bytes(800_000)))
@@ -244,7 +244,7 @@ def test_many_large_messages_are_carried_in_several_steps(quick_path):
 def test_a_file_whose_content_cannot_be_carried_stays_and_those_before_it_are_dropped(quick_path):
     disk = Disk()
     disk.path = str(quick_path / "store" / "journal")
-    store = Store(quick_path, archive=None, storage=disk)
+    store = ReopenedStore(quick_path, archive=None, storage=disk)
     store(CreateQueue("keep"), CreateQueue("go"))
     for number in range(30):
         store(*[Push("go", bytes(3_000))] * 6)
@@ -267,7 +267,7 @@ def test_messages_that_one_command_removed_leave_the_disk_without_further_comman
     quick_path, monkeypatch, reopened
 ):
     monkeypatch.setattr(upkeep_module, "GROWTH_BYTES_MIN", 100_000)
-    store = Store(quick_path, archive=None, file_bytes=65_536)
+    store = ReopenedStore(quick_path, archive=None, file_bytes=65_536)
     store(CreateQueue("q"), CreateQueue("keep"), Push("keep", b"kept"))
     store(*[Push("q", bytes(20_000))] * 100)
     store.run_pass()
@@ -293,7 +293,7 @@ def test_messages_that_one_command_removed_leave_the_disk_without_further_comman
 
 def test_shrinking_frees_deleted_messages_although_nothing_more_is_pushed(quick_path, monkeypatch):
     monkeypatch.setattr(upkeep_module, "GROWTH_BYTES_MIN", 1_000)
-    store = Store(quick_path, archive=None)
+    store = ReopenedStore(quick_path, archive=None)
     store(CreateQueue("q"), CreateQueue("keep"), Push("keep", b"kept"))
     store(*[Push("q", bytes(3_000))] * 40)
     end = store.engine.journal.segments.end_offset
@@ -310,7 +310,7 @@ def test_shrinking_frees_deleted_messages_although_nothing_more_is_pushed(quick_
 
 
 def test_in_a_journal_of_one_file_nothing_is_carried_and_nothing_is_lost(quick_path):
-    store = Store(quick_path, archive=None, file_bytes=65_536)
+    store = ReopenedStore(quick_path, archive=None, file_bytes=65_536)
     store(CreateQueue("q"), Push("q", b"one"))
     for _ in range(3):
         store.run_pass()
@@ -359,7 +359,7 @@ def test_files_of_another_journal_in_the_archive_are_not_overwritten(store):
 
 def test_after_many_passes_a_store_has_few_files_open(quick_path):
     """Row 18."""
-    store = Store(quick_path, archive=None)
+    store = ReopenedStore(quick_path, archive=None)
     store(CreateQueue("q"))
     counts = []
     for _ in range(30):
@@ -390,7 +390,7 @@ def test_a_store_works_when_its_journal_is_beyond_four_gigabytes(quick_path, mon
     (quick_path / "store" / "store").write_bytes(STORE_FORMAT)
     SnapshotWriter(quick_path / "store", Outline(offset, 0, ShardSnapshot(1, 1, []))).finish()
 
-    store = Store(quick_path, archive=None)
+    store = ReopenedStore(quick_path, archive=None)
     store(CreateQueue("q", {"visibility_ms": 60_000}))
     store(*(Push("q", b"%d" % count, priority=count % 2) for count in range(40)))
     assert len(store.bodies("q", limit=3)) == 3
@@ -451,7 +451,7 @@ def test_the_cutoff_is_where_the_remaining_regions_have_few_deleted_messages(cas
 def test_dedup_ids_are_taken_in_slices_and_none_is_lost_or_doubled(quick_path, monkeypatch, fifo):
     small_slices(monkeypatch)
     monkeypatch.setattr(upkeep_module, "SLICE", 4)
-    store = Store(quick_path)
+    store = ReopenedStore(quick_path)
     store(CreateQueue("q", {"fifo": fifo}), CreateQueue("p", {"fifo": fifo}))
     for number in range(30):
         store(Push("q", b"x", dedup_id=f"q{number}", group="g"))

@@ -19,7 +19,7 @@ FOLLOWER: Any = MirrorFollower
 QUEUES: Any = penstock.Queues
 
 
-class Killed(Exception):
+class MirrorKilled(Exception):
     """The mirroring process ends here."""
 
 
@@ -64,7 +64,7 @@ class LosesConnection:
             some = command.items[: len(command.items) // 2]
             replies = self._service.execute(Batch(some)) if some else []
         if self._kill:
-            raise Killed
+            raise MirrorKilled
         for claim in self._claims:
             with suppress(PenstockError):
                 self._service.execute(Release(claim.queue, claim.proof))
@@ -158,7 +158,7 @@ class Workload:
                 follower.catch_up()
                 step = next(steps)
                 step()
-            except Killed:
+            except MirrorKilled:
                 was_killed = True
                 follower._file.close()
                 follower._reader.close()

@@ -45,7 +45,7 @@ def no_pause(seconds):
     pass
 
 
-class Pair:
+class MirrorPair:
     """A store with a manual clock, a service that mirrors it, and the mirror between them."""
 
     def __init__(self, path, kind=BlockingEngine):
@@ -119,14 +119,14 @@ def shown(queues, name):
 
 @pytest.fixture
 def pair(quick_path):
-    made = Pair(quick_path)
+    made = MirrorPair(quick_path)
     yield made
     made.close()
 
 
 def test_queues_and_messages_appear_on_the_mirror_as_they_were_made(pair):
     primary = pair.primary
-    primary.create("orders", visibility_timeout=5)
+    primary.create("orders", visibility_timeout=5, priority_age=60)
     pair.sync()
     primary.push("orders", b"plain")
     primary.push("orders", b"first", priority=9, attributes={"kind": "test", "raw": b"\xff"})
@@ -136,7 +136,8 @@ def test_queues_and_messages_appear_on_the_mirror_as_they_were_made(pair):
     primary.push_many("orders", [b"%d" % i for i in range(1_200)])
     assert pair.sync().behind_bytes == 0
     pair.check_same()
-    assert pair.mirror.describe("orders").settings.visibility_ms == 5_000
+    copied = pair.mirror.describe("orders").settings
+    assert (copied.visibility_ms, copied.priority_age_ms) == (5_000, 60_000)
     assert pair.mirror.describe("line.fifo").settings.fifo
 
 
@@ -275,7 +276,7 @@ def test_a_mirror_that_was_stopped_goes_on_where_it_was(pair):
 
 @pytest.mark.parametrize("kind", [BlockingEngine, NoDedup])
 def test_a_mirror_that_was_killed_repeats_its_last_steps_without_duplicates(quick_path, kind):
-    pair = Pair(quick_path, kind)
+    pair = MirrorPair(quick_path, kind)
     primary = pair.primary
     primary.create("orders")
     pair.sync()
@@ -291,7 +292,7 @@ def test_a_mirror_that_was_killed_repeats_its_last_steps_without_duplicates(quic
 
 def test_a_delete_whose_claim_a_kill_lost_is_done_when_the_message_is_visible_again(quick_path):
     clock = ManualClock()
-    pair = Pair(quick_path)
+    pair = MirrorPair(quick_path)
     pair.service.close()
     pair.service = BlockingEngine(Engine(clock=clock))
     pair.mirror = penstock.Queues(pair.service)
@@ -365,7 +366,7 @@ class LosingAnswers(KeptOpen):
 
 @pytest.mark.parametrize("kind", [BlockingEngine, NoDedup])
 def test_lost_answers_neither_lose_nor_duplicate_messages(quick_path, kind):
-    pair = Pair(quick_path, kind)
+    pair = MirrorPair(quick_path, kind)
     pair.kept = LosingAnswers(pair.service)
     primary = pair.primary
     primary.create("orders")
@@ -487,7 +488,7 @@ def test_a_mirrored_message_differs_only_by_its_mark(pair):
 def test_random_commands_give_the_same_queues_on_the_mirror(quick_path, seed):
     """Random commands, with stops and kills of the mirror between them."""
     chance = random.Random(seed)
-    pair = Pair(quick_path, chance.choice([BlockingEngine, NoDedup]))
+    pair = MirrorPair(quick_path, chance.choice([BlockingEngine, NoDedup]))
     primary = pair.primary
     names = ["a", "b", "c"]
     primary.create("dead")
@@ -558,21 +559,25 @@ def test_only_a_store_can_be_mirrored_and_not_to_itself(tmp_path):
 
 
 def test_fields_that_the_mirrors_service_lacks_are_left_out(quick_path):
-    class Plain(BlockingEngine):
-        LACKS: ClassVar = dict.fromkeys(["dedup", "fair groups", "fifo", "priority order"], "no")
+    class PlainEngine(BlockingEngine):
+        LACKS: ClassVar = dict.fromkeys(
+            ["dedup", "fair groups", "fifo", "priority order", "priority age"], "no"
+        )
 
         def execute(self, command):
             for item in getattr(command, "items", []):
                 if isinstance(item, Push) and (item.group or item.dedup_id or item.priority):
                     raise UnsupportedOperation("no")
-            if isinstance(command, CreateQueue) and command.settings.get("retention_ms"):
-                raise InvalidField("retention: at most 14 days")
+            if isinstance(command, CreateQueue):
+                assert "priority_age_ms" not in command.settings
+                if command.settings.get("retention_ms"):
+                    raise InvalidField("retention: at most 14 days")
             return super().execute(command)
 
-    pair = Pair(quick_path, Plain)
+    pair = MirrorPair(quick_path, PlainEngine)
     pair.primary.create("line.fifo")
     pair.primary.push("line.fifo", b"1", group="a")
-    pair.primary.create("orders")
+    pair.primary.create("orders", priority_age=60)
     pair.primary.push("orders", b"2", priority=3, group="b", dedup_id="c")
     progress = pair.sync()
     assert (progress.pushed, progress.refused) == (2, 0)

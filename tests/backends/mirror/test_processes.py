@@ -18,7 +18,7 @@ from penstock.backends.remote.daemon import running_pid
 from penstock.cli import main
 from penstock.journal import readers
 from tests.ports import lasting_port, refusing_port
-from tests.server.conftest import PATIENCE_S, DaemonProcess, end_daemon, until
+from tests.server.conftest import TIMEOUT_S, DaemonProcess, end_daemon, until
 from tests.server.sqs.conftest import PENSTOCK, clean_environment, serve
 
 connect: Any = penstock.connect
@@ -168,7 +168,7 @@ def test_the_command_mirrors_beside_a_server_and_its_lag_is_seen(store, other, r
             assert "another process mirrors it as 'mirror'" in refused
         finally:
             process.terminate()
-            out, errors = process.communicate(timeout=PATIENCE_S)
+            out, errors = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0, errors
         assert json.loads(out.splitlines()[0])["refused"] == 0
     (reader,) = readers.registered(store)
@@ -225,7 +225,7 @@ def test_a_primary_that_is_killed_and_started_again_is_followed_without_loss(sto
             assert [each.body for each in mirrored.peek("orders", 1_000)] == expected
     finally:
         process.terminate()
-        _, errors = process.communicate(timeout=PATIENCE_S)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, errors) == (0, "")
 
 
@@ -281,6 +281,6 @@ def test_while_it_waits_the_command_prints_the_reason_on_stderr_only(store, othe
         assert process.stderr is not None
         line = process.stderr.readline()
         process.terminate()
-        out, errors = process.communicate(timeout=PATIENCE_S)
+        out, errors = process.communicate(timeout=TIMEOUT_S)
     assert line.startswith(f"penstock: waiting: penstock://127.0.0.1:{port}: cannot be reached")
     assert (process.returncode, out, errors) == (0, "", "")

@@ -17,7 +17,7 @@ from tests.server.sqs.conftest import PENSTOCK, clean_environment
 
 pytestmark = pytest.mark.service("rabbitmq-server")
 connect: Any = penstock.connect
-PATIENCE_S = 90
+TIMEOUT_S = 90
 
 
 @pytest.fixture
@@ -130,11 +130,11 @@ def test_a_broker_stopped_or_killed_under_load_has_every_message_once(rabbit, st
         expected = [each.body for each in queues.peek(name, 1_000)]
         # What the mirror says of itself may be older than the last commands; this queue is not.
         queues.create(f"{name}-end")
-        until(lambda: queue_exists(rabbit, f"{name}-end"), PATIENCE_S)
-        until(lambda: has_caught_up(queues), PATIENCE_S)
+        until(lambda: queue_exists(rabbit, f"{name}-end"), TIMEOUT_S)
+        until(lambda: has_caught_up(queues), TIMEOUT_S)
         until(lambda: queues.service.mirror.progress.error is None)
         with connect(rabbit.url) as mirrored:
-            until(lambda: mirrored.stats(name).visible == len(expected), PATIENCE_S)
+            until(lambda: mirrored.stats(name).visible == len(expected), TIMEOUT_S)
         progress = queues.service.mirror.progress
         assert (queues.service.mirror.failure, progress.refused, progress.unmatched) == (None, 0, 0)
         assert [body for body, _ in take_all(rabbit, name)] == expected
@@ -165,6 +165,6 @@ def test_the_command_mirrors_to_rabbitmq_and_resumes_after_a_stop(rabbit, store,
                 until(lambda: mirrored.stats(name).visible == 6)
         finally:
             process.terminate()
-            process.communicate(timeout=PATIENCE_S)
+            process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0
     assert [body for body, _ in take_all(rabbit, name)] == [b"%d" % i for i in range(1, 7)]

@@ -84,7 +84,7 @@ def test_a_server_that_does_not_speak_amqp_has_its_own_error():
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "shown"),
     [
         ("amqp:", "host or port is missing"),
         ("amqp://", "host or port is missing"),
@@ -106,10 +106,10 @@ def test_a_server_that_does_not_speak_amqp_has_its_own_error():
         ),
     ],
 )
-def test_a_url_that_cannot_be_read_is_refused_without_showing_the_password(url, told):
+def test_a_url_that_cannot_be_read_is_refused_without_showing_the_password(url, shown):
     error = refused_by(url)
     assert isinstance(error, InvalidField)
-    assert told in str(error)
+    assert shown in str(error)
 
 
 def test_tls_is_used_and_its_certificate_checked(rabbit, name):
@@ -188,6 +188,7 @@ def test_a_name_that_rabbitmq_reserves_is_refused(queues):
         {"fifo": True},
         {"dedup_by_content": True},
         {"max_in_flight": 5},
+        {"priority_age": 5},
     ],
     ids=str,
 )

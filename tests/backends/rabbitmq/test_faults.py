@@ -18,7 +18,7 @@ from tests.rabbit import PAUSE
 from tests.server.conftest import until
 
 pytestmark = pytest.mark.service("rabbitmq-server")
-PATIENCE_S = 90
+TIMEOUT_S = 90
 PRODUCERS = 3
 CONSUMERS = 3
 BEFORE, AFTER = (1_000, 1_000) if FULL else (150, 150)
@@ -33,7 +33,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-class Load:
+class RabbitLoad:
     """Producers and consumers that continue after errors, and a ledger of the answers."""
 
     def __init__(self, queues, queue):
@@ -90,10 +90,10 @@ class Load:
     def finish(self):
         """Ends the producers, and the consumers once they have seen everything."""
         self._ended.set()
-        until(lambda: set(self.pushed) <= self.received or self.faults, PATIENCE_S)
+        until(lambda: set(self.pushed) <= self.received or self.faults, TIMEOUT_S)
         self._drained.set()
         for thread in self._threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
             assert not thread.is_alive(), "a call did not end"
         self._queues.close()
 
@@ -111,15 +111,15 @@ def test_a_broker_ended_and_started_under_load_loses_no_answered_push(
     options = f"?queues={kind}&timeout=10"
     with connect(options) as queues:
         queues.create(name, visibility_timeout=30)
-    load = Load(connect(options), name)
-    until(lambda: len(load.pushed) >= BEFORE or load.faults, PATIENCE_S)
+    load = RabbitLoad(connect(options), name)
+    until(lambda: len(load.pushed) >= BEFORE or load.faults, TIMEOUT_S)
     # Streams and quorum queues of this version do not survive a kill in their first second.
     until(lambda: load.age_s() > 3)
     rabbit.stop(how)
     until(lambda: any(isinstance(error, BackendLost) for error in list(load.errors)))
     at_restart = len(load.pushed)
     rabbit.start()
-    until(lambda: len(load.pushed) >= at_restart + AFTER or load.faults, PATIENCE_S)
+    until(lambda: len(load.pushed) >= at_restart + AFTER or load.faults, TIMEOUT_S)
     load.finish()
     assert load.faults == []
     assert len(load.pushed) >= BEFORE + AFTER
@@ -149,7 +149,7 @@ def test_a_broker_that_stalls_gives_errors_in_time_and_is_used_again_afterwards(
             ]
             for use in uses:
                 with pytest.raises(BackendLost, match=str(rabbit.port)):
-                    use.result(PATIENCE_S)
+                    use.result(TIMEOUT_S)
             # The connection was given up, and there is no other.
             with pytest.raises(BackendLost):
                 queues.push(name, "lost")
@@ -183,7 +183,7 @@ def held_by_a_process_that_is_killed(url, queue):
         [sys.executable, "-c", HOLDER, url, queue],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         env=os.environ,
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr

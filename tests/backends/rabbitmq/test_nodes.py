@@ -18,7 +18,7 @@ from tests.ports import lasting_port
 from tests.rabbit import Broker
 
 pytestmark = pytest.mark.service("rabbitmq-server")
-PATIENCE_S = 60
+TIMEOUT_S = 60
 in_full = pytest.mark.skipif(not FULL, reason="with FULL=1: three nodes take their time to start")
 
 
@@ -69,9 +69,9 @@ def url_of(nodes, first=0):
 
 
 def again(use):
-    """Repeats a call until a node answers, for up to PATIENCE_S."""
+    """Repeats a call until a node answers, for up to TIMEOUT_S."""
     pause = threading.Event()
-    for _ in range(PATIENCE_S * 5):
+    for _ in range(TIMEOUT_S * 5):
         with suppress(PenstockError):
             return use()
         pause.wait(0.2)

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.conftest import MEMORY, SEARCH_PATH
 from tests.ports import lasting_port
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 REDIS = shutil.which("redis-server", path=SEARCH_PATH) or "redis-server"
 
 
@@ -59,7 +59,7 @@ class RedisServer:
 
     def ask(self, *words):
         """The first line of the reply to one command; of a text, the whole text."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as link:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S) as link:
             parts = [str(word).encode() for word in words]
             link.sendall(
                 b"*%d\r\n" % len(parts)
@@ -71,11 +71,11 @@ class RedisServer:
 
     def kill(self):
         self.process.kill()
-        self.process.wait(PATIENCE_S)
+        self.process.wait(TIMEOUT_S)
 
     def terminate(self):
         self.process.terminate()
-        self.process.wait(PATIENCE_S)
+        self.process.wait(TIMEOUT_S)
 
     @contextlib.contextmanager
     def stalled(self):
@@ -93,11 +93,11 @@ class RedisServer:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def until(holds, patience_s=PATIENCE_S):
-    """Waits until the condition is true; fails after `patience_s`."""
-    give_up = time.monotonic() + patience_s
+def until(holds, timeout_s=TIMEOUT_S):
+    """Waits until the condition is true; fails after `timeout_s`."""
+    give_up = time.monotonic() + timeout_s
     while not (found := holds()):
-        assert time.monotonic() < give_up, f"not true after {patience_s} s"
+        assert time.monotonic() < give_up, f"not true after {timeout_s} s"
         threading.Event().wait(0.01)
     return found
 

@@ -12,7 +12,7 @@ import penstock.aio
 from penstock.backends.redis.service import open_async_service
 from penstock.errors import UnavailableError
 from penstock.url import read_url
-from tests.backends.redis.servers import PATIENCE_S, RedisCluster, until
+from tests.backends.redis.servers import TIMEOUT_S, RedisCluster, until
 
 pytestmark = pytest.mark.service("redis-server")
 
@@ -67,7 +67,7 @@ def test_a_command_for_a_slot_that_is_being_moved_succeeds_after_the_move(cluste
         until(lambda: "errorstat_TRYAGAIN" in target.ask("INFO", "errorstats"))
         for server in (target, source, cluster.servers[2]):
             assert server.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[1]) == "+OK"
-        created.join(PATIENCE_S)
+        created.join(TIMEOUT_S)
         message_id = queues.push(name, "x")
         claim = queues.pull(name)
         assert claim is not None

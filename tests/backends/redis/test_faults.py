@@ -21,13 +21,13 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service import Claim, Push
-from tests.backends.redis.servers import PATIENCE_S, RedisServer, Sentinels, until
+from tests.backends.redis.servers import TIMEOUT_S, RedisServer, Sentinels, until
 from tests.conftest import FULL
 
 pytestmark = pytest.mark.service("redis-server")
 
 ROUNDS = 20 if FULL else 2
-TIMEOUT_S = 1
+CLIENT_TIMEOUT_S = 1
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -48,11 +48,11 @@ int gettimeofday(struct timeval *now, void *zone) {
 """
 
 
-class Load:
+class RedisLoad:
     """Threads that push and consume while Redis fails, and a ledger of their messages."""
 
     def __init__(self, url, producers=2, consumers=3):
-        self.queues = penstock.connect(f"{url}?timeout={TIMEOUT_S}")
+        self.queues = penstock.connect(f"{url}?timeout={CLIENT_TIMEOUT_S}")
         self.queues.create("load", visibility_timeout=1)
         self.answered: list[str] = []
         self.seen: set[str] = set()
@@ -113,18 +113,18 @@ class Load:
         """Stops the producers and waits until every answered message is deleted."""
         self._stop.set()
         for thread in self._producers:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         until(lambda: self.errors or self.queues.stats("load").messages == 0)
         self._finish.set()
         for thread in self._consumers:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         self.queues.close()
         assert self.errors == []
         assert set(self.answered) <= self.seen
         assert self.deleted
         assert self.back == []
         # A call may wait for a connection, for its answer, and for moves of dead letters.
-        assert self.slowest_s < 3 * TIMEOUT_S + 15
+        assert self.slowest_s < 3 * CLIENT_TIMEOUT_S + 15
 
 
 def test_nothing_answered_is_lost_when_redis_is_killed_and_restarted_under_load(own_redis):
@@ -132,7 +132,7 @@ def test_nothing_answered_is_lost_when_redis_is_killed_and_restarted_under_load(
 
     No deleted message comes back, no message is stuck, no call hangs.
     """
-    load = Load(own_redis.url)
+    load = RedisLoad(own_redis.url)
     for _ in range(ROUNDS):
         before = len(load.answered)
         until(lambda before=before: load.errors or len(load.answered) > before + 50)
@@ -144,13 +144,13 @@ def test_nothing_answered_is_lost_when_redis_is_killed_and_restarted_under_load(
 
 def test_nothing_is_lost_and_no_caller_hangs_when_redis_stalls_under_load(own_redis):
     """Row 12: Redis stalls for longer than the timeout and continues: no loss, no hang."""
-    load = Load(own_redis.url)
+    load = RedisLoad(own_redis.url)
     for _ in range(ROUNDS // 2):
         before = len(load.answered)
         until(lambda before=before: load.errors or len(load.answered) > before + 50)
         with own_redis.stalled():
             # Longer than the timeout, so that unanswered calls fail.
-            threading.Event().wait(TIMEOUT_S + 0.3)
+            threading.Event().wait(CLIENT_TIMEOUT_S + 0.3)
     load.end()
 
 
@@ -184,7 +184,7 @@ def test_a_pull_that_waits_survives_a_restart_of_redis(own_redis):
         own_redis.kill()
         own_redis.start()
         queues.push("orders", "after the restart")
-        waiter.join(PATIENCE_S)
+        waiter.join(TIMEOUT_S)
         assert [claim.body for claim in found] == [b"after the restart"]
 
 
@@ -200,10 +200,10 @@ def test_a_process_that_was_killed_while_it_waited_does_not_block_the_others(sha
         waiter.start()
         until(lambda: queues.stats("orders").waiting_pulls == 2)
         killed.kill()
-        killed.wait(PATIENCE_S)
+        killed.wait(TIMEOUT_S)
         began_s = time.monotonic()
         queues.push("orders", "for the other")
-        waiter.join(PATIENCE_S)
+        waiter.join(TIMEOUT_S)
         assert [claim.body for claim in found] == [b"for the other"]
         assert time.monotonic() - began_s < 30
 
@@ -222,11 +222,11 @@ def test_a_process_that_stops_after_it_was_woken_does_not_keep_the_message(share
             waiter.start()
             until(lambda: queues.stats("orders").waiting_pulls == 2)
             queues.push("orders", "for another")
-            waiter.join(PATIENCE_S)
+            waiter.join(TIMEOUT_S)
             assert [claim.body for claim in found] == [b"for another"]
         finally:
             stopped.kill()
-            stopped.wait(PATIENCE_S)
+            stopped.wait(TIMEOUT_S)
 
 
 def test_the_pull_that_waited_first_is_served_first_across_processes(shared_redis):
@@ -246,7 +246,7 @@ def test_the_pull_that_waited_first_is_served_first_across_processes(shared_redi
             until(lambda count=count: queues.stats("orders").waiting_pulls == count)
         for number, process in enumerate(waiting):
             queues.push("orders", f"m{number}")
-            assert process.communicate(timeout=PATIENCE_S)[0] == f"m{number}\n"
+            assert process.communicate(timeout=TIMEOUT_S)[0] == f"m{number}\n"
 
 
 def test_after_a_flush_commands_raise_queue_not_found_and_queues_can_be_created(own_redis):
@@ -274,7 +274,7 @@ def test_after_a_flush_commands_raise_queue_not_found_and_queues_can_be_created(
         ):
             with pytest.raises(QueueNotFound, match="orders"):
                 call()
-        waiter.join(PATIENCE_S)
+        waiter.join(TIMEOUT_S)
         assert [type(error) for error in failed] == [QueueDeleted]
         assert queues.names() == []
         queues.create("orders")

@@ -62,9 +62,10 @@ from penstock.wire.frames.frames import (
     encode_welcome,
     pack,
 )
+from tests.backends.engine.test_fork import result_in_child
 from tests.interrupts import ends_in_time, points
 from tests.ports import refusing_port
-from tests.server.conftest import PATIENCE_S, UnixEndpoint, until
+from tests.server.conftest import TIMEOUT_S, UnixEndpoint, until
 
 
 @pytest.fixture
@@ -101,11 +102,11 @@ class SilentServer:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(directory / "silent"))
         self._listener.listen()
-        self._listener.settimeout(PATIENCE_S)
+        self._listener.settimeout(TIMEOUT_S)
 
     def accept(self, *, welcome=True, options=None):
         link, _ = self._listener.accept()
-        link.settimeout(PATIENCE_S)
+        link.settimeout(TIMEOUT_S)
         if welcome:
             link.sendall(encode_welcome(Welcome("silent", 10**6, 10, options or {})))
         return link
@@ -121,7 +122,7 @@ def silent(tmp_path):
     server.close()
 
 
-def hear(link, count=1):
+def read_frames(link, count=1):
     """The next frames a client sends, after its hello."""
     decoder = FrameDecoder("client", {0x30: 4_096, **client_limits()})
     frames: list[Frame] = []
@@ -170,7 +171,7 @@ def test_a_thread_that_waits_reads_for_the_others(queues):
         queues.push("orders", b"%d" % number, delay=3_600)
     for _ in range(5):
         queues.push("orders", b"now")
-    claims = [each.result(PATIENCE_S) for each in waiting]
+    claims = [each.result(TIMEOUT_S) for each in waiting]
     assert len({claim.id for claim in claims}) == 5
 
 
@@ -294,7 +295,7 @@ def test_a_pull_that_waits_goes_on_waiting_on_the_next_connection(server, queues
     server.cut()
     until(lambda: queues.stats("orders").waiting_pulls == 1)
     queues.push("orders", b"x")
-    assert waiting.result(PATIENCE_S).body == b"x"
+    assert waiting.result(TIMEOUT_S).body == b"x"
 
 
 def test_lost_connections_leave_no_socket_open_however_many_threads_used_them(server, queues):
@@ -317,7 +318,7 @@ def test_lost_connections_leave_no_socket_open_however_many_threads_used_them(se
             until(lambda seen=seen: server.frames.connections_seen > seen)
         done.set()
         for each in working:
-            each.result(PATIENCE_S)
+            each.result(TIMEOUT_S)
     until(lambda: len(server.frames.connections) == 1)
     until(lambda: descriptors() == before)
 
@@ -326,9 +327,9 @@ def lost_midway(silent, command):
     """Sends a command to a server that reads it and closes the connection without an answer."""
     opening = in_thread(lambda: Remote(silent.endpoint, reconnect_s=5))
     link = silent.accept()
-    remote = opening.result(PATIENCE_S)
+    remote = opening.result(TIMEOUT_S)
     asking = in_thread(lambda: remote.execute(command))
-    frames = hear(link)
+    frames = read_frames(link)
     link.close()
     return remote, asking, frames
 
@@ -336,17 +337,17 @@ def lost_midway(silent, command):
 def test_a_plain_push_without_an_answer_has_an_unknown_outcome(silent):
     remote, asking, _ = lost_midway(silent, Push("orders", b"x"))
     with pytest.raises(BackendLost, match=r"whether this Push was done is unknown.*dedup_id"):
-        asking.result(PATIENCE_S)
+        asking.result(TIMEOUT_S)
     remote.close()
 
 
 def test_a_push_with_a_dedup_id_is_simply_sent_again(silent):
     remote, asking, before = lost_midway(silent, Push("orders", b"x", dedup_id="42"))
     link = silent.accept()
-    after = hear(link)
+    after = read_frames(link)
     assert bytes(after[0][2]) == bytes(before[0][2])
     link.sendall(pack(0x81, after[0][1], b"\x93\xa1i\x01\xc2"))
-    assert asking.result(PATIENCE_S) == PushReply("i", 1, False)
+    assert asking.result(TIMEOUT_S) == PushReply("i", 1, False)
     remote.close()
     link.close()
 
@@ -354,15 +355,15 @@ def test_a_push_with_a_dedup_id_is_simply_sent_again(silent):
 def test_after_a_goodbye_even_a_plain_push_is_sent_again(silent):
     opening = in_thread(lambda: Remote(silent.endpoint, reconnect_s=5))
     link = silent.accept()
-    remote = opening.result(PATIENCE_S)
+    remote = opening.result(TIMEOUT_S)
     asking = in_thread(lambda: remote.execute(Push("orders", b"x")))
-    hear(link)
+    read_frames(link)
     link.sendall(pack(0x84, 0, b"\x91\xa3why"))
     link.close()
     link = silent.accept()
-    ((_, request, _),) = hear(link)
+    ((_, request, _),) = read_frames(link)
     link.sendall(pack(0x81, request, b"\x93\xa1i\x01\xc2"))
-    assert asking.result(PATIENCE_S) == PushReply("i", 1, False)
+    assert asking.result(TIMEOUT_S) == PushReply("i", 1, False)
     remote.close()
     link.close()
 
@@ -370,10 +371,10 @@ def test_after_a_goodbye_even_a_plain_push_is_sent_again(silent):
 def test_a_release_that_was_done_before_the_answer_was_lost_counts_as_done(silent):
     remote, asking, _ = lost_midway(silent, Release("orders", "r"))
     link = silent.accept()
-    ((_, request, _),) = hear(link)
+    ((_, request, _),) = read_frames(link)
     words = b"\x92\xa3why\xacStaleReceipt"
     link.sendall(pack(0x82, request, words))
-    assert asking.result(PATIENCE_S) is None
+    assert asking.result(TIMEOUT_S) is None
     remote.close()
     link.close()
 
@@ -387,10 +388,10 @@ def test_in_a_repeated_batch_only_a_stale_release_counts_as_done():
 def test_a_connection_whose_server_stops_answering_is_dropped(silent):
     opening = in_thread(lambda: Remote(silent.endpoint, timeout_s=0.3, reconnect_s=0))
     link = silent.accept()
-    remote = opening.result(PATIENCE_S)
+    remote = opening.result(TIMEOUT_S)
     asking = in_thread(lambda: remote.execute(Push("orders", b"x")))
     with pytest.raises(BackendLost, match="stopped answering"):
-        asking.result(PATIENCE_S)
+        asking.result(TIMEOUT_S)
     remote.close()
     link.close()
 
@@ -399,7 +400,7 @@ def test_a_connection_without_an_answer_to_the_hello_is_dropped(silent):
     opening = in_thread(lambda: Remote(silent.endpoint, timeout_s=0.2))
     link = silent.accept(welcome=False)
     with pytest.raises(BackendLost, match="no WELCOME came"):
-        opening.result(PATIENCE_S)
+        opening.result(TIMEOUT_S)
     link.close()
 
 
@@ -416,19 +417,19 @@ def test_a_server_of_another_protocol_has_its_own_error(silent, said, wrong):
     link = silent.accept(welcome=False)
     link.sendall(said)
     with pytest.raises(ProtocolError, match=wrong):
-        opening.result(PATIENCE_S)
+        opening.result(TIMEOUT_S)
     link.close()
 
 
 def test_an_answer_of_the_wrong_shape_raises_a_protocol_error(silent):
     opening = in_thread(lambda: Remote(silent.endpoint))
     link = silent.accept()
-    remote = opening.result(PATIENCE_S)
+    remote = opening.result(TIMEOUT_S)
     asking = in_thread(lambda: remote.execute(Stats("orders")))
-    ((_, request, _),) = hear(link)
+    ((_, request, _),) = read_frames(link)
     link.sendall(pack(0x81, request, b"\xa5wrong"))
     with pytest.raises(ProtocolError, match="wrong shape"):
-        asking.result(PATIENCE_S)
+        asking.result(TIMEOUT_S)
     remote.close()
     link.close()
 
@@ -470,15 +471,15 @@ def test_a_clock_cannot_be_given_to_another_process():
 def test_a_command_that_an_older_server_does_not_know_is_not_sent(silent, options):
     opening = in_thread(lambda: Remote(silent.endpoint))
     link = silent.accept(options=options)
-    remote = opening.result(PATIENCE_S)
+    remote = opening.result(TIMEOUT_S)
     with pytest.raises(UnsupportedOperation, match=r"is older than this client .* DescribeQueues"):
         remote.execute(DescribeQueues("orders"))
     # Nothing has left: the next frame is that of the next command.
     asking = in_thread(lambda: remote.execute(ListQueues()))
-    ((kind, request, _),) = hear(link)
+    ((kind, request, _),) = read_frames(link)
     assert kind == KIND_OF[ListQueues]
     link.sendall(pack(0x81, request, b"\x90"))
-    assert asking.result(PATIENCE_S) == []
+    assert asking.result(TIMEOUT_S) == []
     remote.close()
     link.close()
 
@@ -511,7 +512,7 @@ def test_closing_ends_the_waits_of_other_threads(queues):
     queues.close()
     for each in waiting:
         with pytest.raises(EngineClosed):
-            each.result(PATIENCE_S)
+            each.result(TIMEOUT_S)
     with pytest.raises(EngineClosed):
         queues.push("orders", b"x")
 
@@ -534,7 +535,7 @@ def test_an_interrupted_pull_leaves_its_message_to_others(server, queues):
             killer = in_thread(kill_when_waiting)
             with pytest.raises(Interrupted):
                 other.pull("orders", wait=600)
-            killer.result(PATIENCE_S)
+            killer.result(TIMEOUT_S)
             until(lambda: queues.stats("orders").waiting_pulls == 0)
             queues.push("orders", b"x")
             # The connection was given up with it; the next request finds another.
@@ -547,15 +548,7 @@ def test_an_interrupted_pull_leaves_its_message_to_others(server, queues):
 
 def test_a_child_of_a_fork_gets_a_connection_of_its_own(server, queues):
     queues.push("orders", b"parent")
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            queues.push("orders", b"child")
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert result_in_child(lambda: queues.push("orders", b"child")) == "done"
     queues.push("orders", b"parent again")
     bodies = [claim.body for claim in queues.pull_many("orders", 10)]
     assert bodies == [b"parent", b"child", b"parent again"]
@@ -566,7 +559,7 @@ def test_a_child_of_a_fork_gets_a_connection_of_its_own(server, queues):
 
 
 def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, PATIENCE_S))
+    return asyncio.run(asyncio.wait_for(coroutine, TIMEOUT_S))
 
 
 async def until_stats(ours, **wanted):
@@ -694,7 +687,7 @@ def test_an_asyncio_push_without_an_answer_has_an_unknown_outcome(silent):
         remote = await AsyncRemote.open(silent.endpoint)
         link = await accepting
         asking = asyncio.create_task(remote.execute(Push("orders", b"x")))
-        await loop.run_in_executor(None, hear, link)
+        await loop.run_in_executor(None, read_frames, link)
         link.close()
         with pytest.raises(BackendLost, match="whether this Push was done is unknown"):
             await asking
@@ -762,7 +755,7 @@ def test_a_closed_portal_says_so_and_ends_its_thread(portal):
     portal.close()
     portal.close()
     with pytest.raises(EngineClosed):
-        waiting.result(PATIENCE_S)
+        waiting.result(TIMEOUT_S)
     with pytest.raises(EngineClosed):
         portal.execute(Stats("orders"))
     assert "penstock-portal" not in {thread.name for thread in threading.enumerate()}

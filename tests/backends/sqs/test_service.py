@@ -32,7 +32,7 @@ from tests.server.conftest import until
 from tests.server.sqs.conftest import Local, serve
 
 PAGE = Path(__file__).parents[3] / "docs" / "sqs-adapter.md"
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -311,6 +311,7 @@ def test_an_old_receipt_of_a_fifo_queue_is_refused(timed, local):
         ({"max_messages": 5}, "^max_messages: "),
         ({"max_bytes": 5}, "^max_bytes: "),
         ({"max_in_flight": 5}, "120,000"),
+        ({"priority_age": 5}, "^priority_age: SQS has no priorities"),
         ({"dedup_by_content": True}, "FIFO"),
     ],
     ids=str,
@@ -449,7 +450,7 @@ def in_thread(function):
 def until_waiting(local, queue):
     """Returns once a pull waits at the endpoint."""
     until(
-        lambda: local.call(local.running.engine.submit, Stats(queue)).waiting_pulls > 0, PATIENCE_S
+        lambda: local.call(local.running.engine.submit, Stats(queue)).waiting_pulls > 0, TIMEOUT_S
     )
 
 
@@ -461,7 +462,7 @@ def test_a_pull_waits_for_longer_than_one_poll_of_sqs_may(timed, local):
     until_waiting(local, "orders")
     assert outcome == []
     timed.push("orders", "late")
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     assert outcome[0].body == b"late"
 
 
@@ -472,7 +473,7 @@ def test_a_long_wait_ends_at_its_time(timed, local):
         until_waiting(local, "orders")
         assert outcome == []
         local.clock.advance(seconds=seconds)
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     assert outcome == [None]
 
 
@@ -482,7 +483,7 @@ def test_closing_fails_the_pulls_that_wait(local):
     thread, outcome = in_thread(lambda: queues.pull("orders", wait=3_600))
     until_waiting(local, "orders")
     queues.close()
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     assert type(outcome[0]) is EngineClosed
     with pytest.raises(EngineClosed):
         queues.stats("orders")

@@ -15,7 +15,7 @@ from penstock.server.carrot.connection import listen_carrot
 from penstock.server.carrot.server import CarrotServer
 from penstock.server.frames.tcp import TcpAddress
 from penstock.service import Stats
-from tests.server.conftest import PATIENCE_S
+from tests.server.conftest import TIMEOUT_S, call_in
 
 
 class BrokerInThread:
@@ -30,7 +30,7 @@ class BrokerInThread:
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
         self._thread.start()
-        assert self._up.wait(PATIENCE_S)
+        assert self._up.wait(TIMEOUT_S)
 
     async def _main(self):
         self.loop = asyncio.get_running_loop()
@@ -46,12 +46,8 @@ class BrokerInThread:
         await service.close()
 
     def call(self, function):
-        """Run a function in the broker's loop and give what it gives."""
-
-        async def run():
-            return function()
-
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(PATIENCE_S)
+        """Run a function in the broker's event loop and return its result."""
+        return call_in(self.loop, function)
 
     def submit(self, command):
         """Executes a command on the engine, as another protocol of the store would."""
@@ -62,8 +58,8 @@ class BrokerInThread:
 
     def link(self):
         """A raw connection."""
-        link = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
-        link.settimeout(PATIENCE_S)
+        link = socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)
+        link.settimeout(TIMEOUT_S)
         return link
 
     def ask(self, request, closes=True):
@@ -83,7 +79,7 @@ class BrokerInThread:
     def stop(self):
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join(PATIENCE_S)
+            self._thread.join(TIMEOUT_S)
             assert not self._thread.is_alive()
 
 

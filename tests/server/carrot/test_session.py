@@ -31,7 +31,7 @@ from penstock.wire.carrot.session import (
     read_session_answer,
 )
 from tests.server.carrot.conftest import read_exactly
-from tests.server.conftest import PATIENCE_S, until
+from tests.server.conftest import TIMEOUT_S, until
 
 
 def get(number, queue="orders", limit=1, wait_ms=0, tags=()):
@@ -140,7 +140,7 @@ def test_waiting_reads_are_served_in_the_order_they_came(broker):
             until(lambda count=count: broker.stats("orders").waiting_pulls == count)
         for i in range(4):
             writer.put("orders", b"%d" % i)
-        assert [each.result(PATIENCE_S).body for each in waiting] == [b"0", b"1", b"2", b"3"]
+        assert [each.result(TIMEOUT_S).body for each in waiting] == [b"0", b"1", b"2", b"3"]
         for client in clients:
             client.close()
 
@@ -217,7 +217,7 @@ def test_a_removal_ends_the_waiting_reads_with_a_clear_error(broker):
             remover.remove("orders")
         for each in waiting:
             with pytest.raises(QueueDeleted):
-                each.result(PATIENCE_S)
+                each.result(TIMEOUT_S)
         client.add("orders")
         client.put("orders", b"both connections live on")
         assert other.get("orders") is not None
@@ -276,7 +276,7 @@ def test_messages_on_disk_are_answered_once_they_are_durable(start_broker, quick
         until(lambda: broker.stats("orders").waiting_pulls == 1)
         client.put("orders", b"0")
         client.put_many("orders", [b"1", b"2"])
-        first = waiting.result(PATIENCE_S)
+        first = waiting.result(TIMEOUT_S)
         assert first.body == b"0"
         rest = reader.get_many("orders", 5, ack=[first])
         assert [each.body for each in rest] == [b"1", b"2"]
@@ -357,7 +357,7 @@ def test_a_broker_that_stops_ends_the_waits_and_puts_messages_back(start_broker,
         until(lambda: broker.stats("orders").waiting_pulls == 1)
         broker.stop()
         with pytest.raises(UnavailableError, match="the test is over"):
-            waiting.result(PATIENCE_S)
+            waiting.result(TIMEOUT_S)
     again = start_broker(engine=open_engine(quick_path / "store"))
     assert again.stats("orders").visible == 1
 

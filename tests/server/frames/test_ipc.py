@@ -57,18 +57,18 @@ from penstock.wire.frames.frames import (
     pack,
     server_limits,
 )
-from tests.server.conftest import PATIENCE_S, until
+from tests.server.conftest import TIMEOUT_S, until
 
 
-class Wire:
+class FrameWire:
     """A client that sends bytes and receives frames."""
 
     def __init__(self, server, *, hello=True, tcp=False):
         if tcp:
-            self.link = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
+            self.link = socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S)
         else:
             self.link = socket.socket(socket.AF_UNIX)
-            self.link.settimeout(PATIENCE_S)
+            self.link.settimeout(TIMEOUT_S)
             self.link.connect(str(server.path))
         self.decoder = FrameDecoder("server", server_limits())
         self.frames = []
@@ -117,7 +117,7 @@ def server(serve):
 
 @pytest.fixture
 def wire(server):
-    with Wire(server) as wire:
+    with FrameWire(server) as wire:
         wire.ask(1, CreateQueue("orders"))
         yield wire
 
@@ -161,7 +161,7 @@ class SlowJournal(MemoryJournal):
 def slow(serve):
     journal = SlowJournal()
     server = serve(engine=Engine(journal, ManualClock()))
-    with Wire(server) as wire:
+    with FrameWire(server) as wire:
         wire.send((1, CreateQueue("orders")))
         until(lambda: journal.told)
         journal.sync()
@@ -199,7 +199,7 @@ def test_a_refused_request_leaves_the_connection_as_it_was(wire):
 
 
 def test_requests_may_come_along_with_the_hello(server):
-    with Wire(server, hello=False) as wire:
+    with FrameWire(server, hello=False) as wire:
         wire.link.sendall(encode_hello(Hello("test")) + pack(STATUS, 7))
         assert wire.next()[0] == WELCOME
         kind, request, body = wire.next()
@@ -211,7 +211,7 @@ def test_requests_may_come_along_with_the_hello(server):
 
 
 def test_the_waits_of_a_broken_connection_end(server, wire):
-    with Wire(server) as other:
+    with FrameWire(server) as other:
         other.send((1, Pull("orders", wait_ms=60_000)))
         until(lambda: wire.ask(2, Stats("orders")).waiting_pulls == 1)
     until(lambda: wire.ask(2, Stats("orders")).waiting_pulls == 0)
@@ -236,7 +236,7 @@ def test_cancelling_an_answered_pull_changes_nothing(wire):
 
 def test_a_wait_ends_when_its_time_is_over(serve):
     clock = ManualClock()
-    with Wire(serve(clock=clock)) as wire:
+    with FrameWire(serve(clock=clock)) as wire:
         wire.ask(1, CreateQueue("orders"))
         wire.send((2, Pull("orders", wait_ms=5_000)))
         until(lambda: wire.ask(3, Stats("orders")).waiting_pulls == 1)
@@ -254,7 +254,7 @@ def test_a_request_number_that_still_waits_cannot_be_used_again(wire):
 
 
 def test_a_connection_may_have_only_so_many_pulls_waiting(serve):
-    with Wire(serve(limits=Limits(waits_max=2))) as wire:
+    with FrameWire(serve(limits=Limits(waits_max=2))) as wire:
         wire.ask(1, CreateQueue("orders"))
         wire.send((2, Pull("orders", wait_ms=60_000)), (3, Pull("orders", wait_ms=60_000)))
         with pytest.raises(UnavailableError, match="2 pulls wait"):
@@ -263,7 +263,7 @@ def test_a_connection_may_have_only_so_many_pulls_waiting(serve):
 
 def test_a_claim_too_large_for_a_frame_returns_and_the_line_goes_on(serve):
     # The push fits into a frame; the claim, which has more fields, does not.
-    with Wire(serve(limits=Limits(frame_bytes_max=4_096))) as wire:
+    with FrameWire(serve(limits=Limits(frame_bytes_max=4_096))) as wire:
         wire.ask(1, CreateQueue("orders"))
         wire.send((2, Pull("orders", wait_ms=60_000)), (3, Pull("orders", wait_ms=60_000)))
         wire.send((4, Push("orders", b"x" * 4_000)))
@@ -296,7 +296,7 @@ def test_nothing_is_answered_before_it_is_durable_and_one_notice_serves_many(slo
 def test_a_client_with_many_answers_waiting_for_the_disk_is_not_read_from(serve):
     journal = SlowJournal()
     server = serve(engine=Engine(journal, ManualClock()), limits=Limits(deferred_max=4))
-    with Wire(server) as wire:
+    with FrameWire(server) as wire:
         wire.send((1, CreateQueue("orders")))
         (connection,) = until(lambda: server.frames.connections)
         for number in range(2, 40):
@@ -318,7 +318,7 @@ def test_claims_for_a_broken_connection_are_released(slow):
     until(lambda: journal.told)
     journal.sync()
     wire.next()
-    with Wire(server) as other:
+    with FrameWire(server) as other:
         other.send((1, Pull("orders")))
         until(lambda: wire.ask(3, Stats("orders")).in_flight == 1)
     until(lambda: len(server.frames.connections) == 1)
@@ -332,7 +332,7 @@ def test_claims_of_a_named_attempt_stay_for_a_repeated_pull(slow):
     until(lambda: journal.told)
     journal.sync()
     wire.next()
-    with Wire(server) as other:
+    with FrameWire(server) as other:
         other.send((1, Pull("orders", attempt_id="a")))
         until(lambda: wire.ask(3, Stats("orders")).in_flight == 1)
     until(lambda: len(server.frames.connections) == 1)
@@ -374,7 +374,7 @@ def test_a_fault_within_the_engine_ends_the_server_and_is_told(server, wire, cap
     said = capfd.readouterr().err
     assert said.startswith("penstock: fault in the engine: ZeroDivisionError at ")
     assert said.count("\n") == 1
-    with Wire(server, hello=False) as late:
+    with FrameWire(server, hello=False) as late:
         assert late.next()[0] == ERROR
 
 
@@ -413,7 +413,7 @@ def test_a_server_that_stops_answers_what_it_has_taken(slow):
     journal.sync()
     assert wire.next()[:2] == (REPLY, 2)
     assert wire.next()[0] == GOODBYE
-    stopping.join(PATIENCE_S)
+    stopping.join(TIMEOUT_S)
 
 
 # Limits.
@@ -422,7 +422,7 @@ def test_a_server_that_stops_answers_what_it_has_taken(slow):
 def test_a_large_bulk_push_is_answered_once_and_others_are_served_before_it_is_done(serve):
     """Row 20: one frame of 10,000 messages is executed in parts."""
     server = serve()
-    with Wire(server) as wire, Wire(server) as other:
+    with FrameWire(server) as wire, FrameWire(server) as other:
         wire.ask(1, CreateQueue("orders"))
         bodies = [b"%d" % number for number in range(10_000)]
         rows: list[Any] = [{"number": str(n), "more": "x"} for n in range(10_000)]
@@ -465,7 +465,7 @@ def test_a_large_frame_with_a_fault_at_its_end_changes_nothing(wire):
 
 def test_an_answer_that_would_not_fit_into_a_frame_comes_in_parts(serve):
     server = serve(limits=Limits(frame_bytes_max=3 * 1024 * 1024))
-    with Queues(Remote(server.endpoint)) as queues, Wire(server) as wire:
+    with Queues(Remote(server.endpoint)) as queues, FrameWire(server) as wire:
         queues.create("orders")
         for _ in range(5):
             queues.push("orders", b"x" * 1_000_000)
@@ -486,7 +486,7 @@ def test_many_small_messages_come_in_one_answer_whatever_the_limit_of_their_queu
 
 def test_a_pull_of_many_ends_before_its_answer_is_too_large_and_not_sooner(serve):
     server = serve(limits=Limits(frame_bytes_max=3 * 1024 * 1024))
-    with Queues(Remote(server.endpoint)) as queues, Wire(server) as wire:
+    with Queues(Remote(server.endpoint)) as queues, FrameWire(server) as wire:
         queues.create("orders", max_body_bytes=100_000)
         # All together would never fit; a few hundred small ones do, and few of the large.
         queues.push_many("orders", [b"x"] * 400)
@@ -501,7 +501,7 @@ def test_a_pull_of_many_ends_before_its_answer_is_too_large_and_not_sooner(serve
 
 def test_a_client_that_does_not_read_is_not_read_from_and_then_let_go(serve):
     server = serve(limits=Limits(unsent_bytes_max=65_536, stall_s_max=0.4))
-    with Wire(server) as wire, Wire(server) as other:
+    with FrameWire(server) as wire, FrameWire(server) as other:
         wire.ask(1, CreateQueue("orders"))
         wire.ask(2, Push("orders", b"x" * 500_000))
         peeks = b"".join(encode_command(n, Peek("orders")) for n in range(3, 40))
@@ -512,13 +512,13 @@ def test_a_client_that_does_not_read_is_not_read_from_and_then_let_go(serve):
 
 
 def test_a_client_that_never_introduces_itself_is_let_go(serve):
-    with Wire(serve(limits=Limits(hello_s_max=0.2)), hello=False) as wire:
+    with FrameWire(serve(limits=Limits(hello_s_max=0.2)), hello=False) as wire:
         assert wire.hears_the_end()
 
 
 def test_a_frame_that_is_never_finished_is_not_waited_for(serve):
     server = serve(limits=Limits(stall_s_max=0.3))
-    with Wire(server) as wire, Wire(server) as idle:
+    with FrameWire(server) as wire, FrameWire(server) as idle:
         wire.link.sendall(HEADER.pack(1_000, 1, 1) + b"x")
         assert wire.hears_the_end()
         # One that is merely silent may stay.
@@ -528,7 +528,7 @@ def test_a_frame_that_is_never_finished_is_not_waited_for(serve):
 def test_large_frames_that_have_begun_share_what_memory_there_is(serve):
     server = serve(limits=Limits(unfinished_bytes_max=1_500_000))
     frame = encode_command(2, Push("orders", bytes(1_000_000)))
-    with Wire(server) as first, Wire(server) as second, Wire(server) as third:
+    with FrameWire(server) as first, FrameWire(server) as second, FrameWire(server) as third:
         first.ask(1, CreateQueue("orders"))
         first.link.sendall(frame[:100])
         until(lambda: server.frames.unfinished_bytes > 1_000_000)
@@ -550,7 +550,7 @@ def test_large_frames_that_have_begun_share_what_memory_there_is(serve):
 
 def test_only_so_many_connections_are_let_in(serve):
     server = serve(limits=Limits(connections_max=1))
-    with Wire(server), Wire(server, hello=False) as late:
+    with FrameWire(server), FrameWire(server, hello=False) as late:
         kind, _, body = late.next()
         with pytest.raises(UnavailableError, match="1 connections"):
             decode_answer(kind, body, bytes)
@@ -560,7 +560,7 @@ def test_only_so_many_connections_are_let_in(serve):
 
 
 def test_a_browser_is_told_what_this_is(server):
-    with Wire(server, hello=False, tcp=True) as wire:
+    with FrameWire(server, hello=False, tcp=True) as wire:
         wire.link.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         said = wire.link.recv(4_096)
         assert said.startswith(b"HTTP/1.1 400 Bad Request\r\n")
@@ -569,7 +569,7 @@ def test_a_browser_is_told_what_this_is(server):
 
 
 def test_another_version_is_told_which_one_is_spoken_here(server):
-    with Wire(server, hello=False) as wire:
+    with FrameWire(server, hello=False) as wire:
         wire.link.sendall(PRELUDE[:6] + b"\x63\x00")
         kind, _, body = wire.next()
         with pytest.raises(ProtocolError, match="speaks version 99 of the frames"):
@@ -590,7 +590,7 @@ def test_no_garbage_brings_the_server_down(server, wire):
     chance = random.Random(7)
     good = encode_hello(Hello("test")) + encode_command(1, Push("orders", b"x"))
     for number in range(150):
-        with Wire(server, hello=False, tcp=number % 2 == 0) as stranger:
+        with FrameWire(server, hello=False, tcp=number % 2 == 0) as stranger:
             spoilt = bytearray(good)
             for _ in range(3):
                 spoilt[chance.randrange(len(spoilt))] = chance.randrange(256)

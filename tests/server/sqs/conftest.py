@@ -63,7 +63,7 @@ EVERY_STORE = frozenset(
 PENSTOCK = Path(sys.executable).with_name("penstock")
 STARTED = re.compile(rb"Amazon SQS at (\S+)")
 # Longer than anything takes on a busy machine.
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 def pytest_generate_tests(metafunc):
@@ -79,7 +79,19 @@ def store(request):
     return request.param
 
 
-class Server:
+def client_options(url, given):
+    """The options of an SDK's client that never repeats a request."""
+    return {
+        "endpoint_url": url,
+        "region_name": "us-east-1",
+        "aws_access_key_id": "any",
+        "aws_secret_access_key": "any",
+        "config": Config(retries={"max_attempts": 0}, read_timeout=60),
+        **given,
+    }
+
+
+class ServeProcess:
     """A running `penstock serve`."""
 
     def __init__(self, process, url, output):
@@ -93,15 +105,7 @@ class Server:
         return int(self.url.rsplit(":", 1)[1])
 
     def client(self, **options):
-        options = {
-            "endpoint_url": self.url,
-            "region_name": "us-east-1",
-            "aws_access_key_id": "any",
-            "aws_secret_access_key": "any",
-            "config": Config(retries={"max_attempts": 0}, read_timeout=60),
-            **options,
-        }
-        client = boto3.client("sqs", **options)
+        client = boto3.client("sqs", **client_options(self.url, options))
         self._clients.append(client)
         return client
 
@@ -111,7 +115,7 @@ class Server:
 
     def stop(self, how=signal.SIGTERM):
         self.process.send_signal(how)
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(TIMEOUT_S)
 
 
 @contextmanager
@@ -125,7 +129,7 @@ def serve(*arguments, environment=None, before=()):
     )
     try:
         output, url = read_until_started(process)
-        server = Server(process, url, output)
+        server = ServeProcess(process, url, output)
         try:
             yield server
         finally:
@@ -133,7 +137,7 @@ def serve(*arguments, environment=None, before=()):
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=PATIENCE_S)
+        process.communicate(timeout=TIMEOUT_S)
 
 
 def clean_environment():
@@ -143,7 +147,7 @@ def clean_environment():
 def read_until_started(process):
     """What the server prints when it starts, and its URL; fails if it does not start."""
     output = b""
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + TIMEOUT_S
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while b"Ctrl-C\n" not in output:
@@ -318,7 +322,7 @@ class Local:
         self._clients = []
         self._thread = threading.Thread(target=lambda: uvloop.run(self._run()))
         self._thread.start()
-        assert self._started.wait(PATIENCE_S)
+        assert self._started.wait(TIMEOUT_S)
 
     async def _run(self):
         self._loop = asyncio.get_running_loop()
@@ -341,7 +345,7 @@ class Local:
         async def run():
             return await result_of(self.running.service.submit(command))
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(TIMEOUT_S)
 
     def call(self, function, *arguments):
         """Calls a function in the server's thread."""
@@ -349,19 +353,11 @@ class Local:
         async def run():
             return function(*arguments)
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(TIMEOUT_S)
 
     def client(self, protocol="json", **options):
         session = client_session(self._query_data if protocol == "query" else None)
-        options = {
-            "endpoint_url": self.url,
-            "region_name": "us-east-1",
-            "aws_access_key_id": "any",
-            "aws_secret_access_key": "any",
-            "config": Config(retries={"max_attempts": 0}, read_timeout=60),
-            **options,
-        }
-        client = session.create_client("sqs", **options)
+        client = session.create_client("sqs", **client_options(self.url, options))
         self._clients.append(client)
         return client
 
@@ -369,7 +365,7 @@ class Local:
         for client in self._clients:
             client.close()
         self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         if self._frames is not None:
             self._frames.stop()
 

@@ -7,7 +7,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.measure import cpu_s
-from tests.server.sqs.conftest import PATIENCE_S, serve
+from tests.server.sqs.conftest import TIMEOUT_S, serve
 
 
 def refused(call, **parameters):
@@ -92,7 +92,7 @@ def test_a_long_poll_ends_when_a_message_arrives(server, sqs, queue):
             sqs.get_queue_attributes(**attributes)
         sqs.send_message(QueueUrl=queue, MessageBody="x")
         # A poll that ended by its time would have no messages.
-        (message,) = received.result(PATIENCE_S)["Messages"]
+        (message,) = received.result(TIMEOUT_S)["Messages"]
     assert message["Body"] == "x"
     other.close()
 

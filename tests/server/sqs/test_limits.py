@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.service import ConfigureQueue
+from tests.conftest import FULL
 from tests.measure import SLACK, memory_bytes
 from tests.server.probe import probing
 from tests.server.sqs.asking import (
@@ -27,7 +28,7 @@ from tests.server.sqs.conftest import Local, serve
 MIB = 1_048_576
 
 
-class Wire:
+class JsonWire:
     """A connection that sends any JSON, valid or not."""
 
     def __init__(self, url):
@@ -54,7 +55,7 @@ class Wire:
 
 @pytest.fixture
 def wire(plain):
-    connection = Wire(plain.url)
+    connection = JsonWire(plain.url)
     yield connection
     connection.close()
 
@@ -72,15 +73,18 @@ def test_a_receive_of_several_messages_returns_at_most_two_mebibytes(plain):
 
 
 def test_large_bodies_cost_no_more_memory_than_their_size():
-    """Row 14: 500 bodies of 1 MiB, one that is a byte larger, and batches of 1 MiB in all."""
+    """Row 14: 500 bodies of 1 MiB, one that is a byte larger, and batches of 1 MiB in all.
+
+    With the full figures, 10,000 bodies.
+    """
     with serve("--store", "memory:") as server:
         client = server.client()
         url = client.create_queue(QueueName="large")["QueueUrl"]
         body = "x" * MIB
-        wire = Wire(server.url)
+        wire = JsonWire(server.url)
         ask = json.dumps({"QueueUrl": url, "MessageBody": body}).encode()
         before_bytes = memory_bytes(server.process.pid)
-        for _ in range(500):
+        for _ in range(10_000 if FULL else 500):
             assert wire.ask("SendMessage", ask)[0] == 200
             status, answer = wire.ask("ReceiveMessage", {"QueueUrl": url})
             assert status == 200
@@ -111,7 +115,7 @@ def test_no_queue_name_creates_files_outside_of_the_data_directory(tmp_path):
     """Row 21."""
     data = tmp_path / "inside" / "data"
     with serve("--data", str(data)) as server:
-        wire = Wire(server.url)
+        wire = JsonWire(server.url)
         for name in NAMES:
             status, _ = wire.ask("CreateQueue", {"QueueName": name})
             assert 400 <= status < 500
@@ -149,15 +153,15 @@ def mutations(receipt, seed):
 
 
 def test_no_forged_receipt_is_accepted(plain):
-    """Row 22: 20,000 forged receipts in batches of ten, and one of another queue."""
+    """Row 22: 20,000 forged receipts in batches of ten, or a million, and one of another queue."""
     client = plain.client()
     url = make(client, "receipts")
     send(client, url)
     (message,) = receive(client, url, VisibilityTimeout=43_200)
     receipt = message["ReceiptHandle"]
-    wire = Wire(plain.url)
+    wire = JsonWire(plain.url)
     source = mutations(receipt, seed=22)
-    for turn in range(2_000):
+    for turn in range(100_000 if FULL else 2_000):
         forged = [next(each for each in source if each != receipt) for _ in range(10)]
         entries = [{"Id": str(n), "ReceiptHandle": each} for n, each in enumerate(forged)]
         action = "DeleteMessageBatch"
@@ -179,6 +183,7 @@ def test_no_forged_receipt_is_accepted(plain):
 
 
 def test_a_receipt_of_another_store_is_refused(plain, query_data):
+    """Row 22: a store in memory is another one after a restart."""
     client = plain.client()
     url = make(client, "stores")
     send(client, url)
@@ -285,9 +290,9 @@ def mutated(chance, text):
 def test_mutated_bodies_are_answered_or_refused_and_crash_nothing(record_property):
     """Row 19: bodies of every action, over JSON and as forms."""
     chance = random.Random(19)
-    turns = int(os.environ.get("PENSTOCK_FUZZ", "17000"))
+    turns = int(os.environ.get("PENSTOCK_FUZZ", "340000" if FULL else "17000"))
     with fuzzed(record_property) as server:
-        wire = Wire(server.url)
+        wire = JsonWire(server.url)
         for turn in range(turns):
             action, text = chance.choice(VALID)
             body = mutated(chance, text.replace(b"URL", b"fuzzed"))
@@ -319,7 +324,7 @@ def test_mutated_http_requests_are_answered_or_refused_and_hang_nothing(record_p
     chance = random.Random(20)
     with fuzzed(record_property) as server:
         answered = 0
-        for turn in range(6_000):
+        for turn in range(120_000 if FULL else 6_000):
             sent = bytearray(CHUNKS if turn % 2 else FORM)
             for _ in range(chance.randrange(1, 5)):
                 at = chance.randrange(len(sent))
@@ -421,7 +426,7 @@ def test_a_long_poll_ends_with_nothing_when_its_queue_is_deleted(plain):
 
 def served(url):
     """Whether a new connection is accepted and answered."""
-    connection = Wire(url)
+    connection = JsonWire(url)
     try:
         return connection.ask("ListQueues", {})[0] == 200
     except OSError:
@@ -434,7 +439,7 @@ def test_without_free_descriptors_the_server_still_serves_open_connections():
     """Row 6: clients beyond the limit wait or fail; the others are served."""
     limit = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
     with serve("--store", "memory:", before=limit) as server:
-        wire = Wire(server.url)
+        wire = JsonWire(server.url)
         assert wire.ask("CreateQueue", {"QueueName": "q"})[0] == 200
         others = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
         for _ in range(50):

@@ -18,7 +18,7 @@ from tests.measure import SLACK, cpu_s, memory_bytes
 from tests.server.conftest import until
 from tests.server.probe import probing
 from tests.server.sqs.asking import make, make_fifo
-from tests.server.sqs.conftest import PATIENCE_S, serve
+from tests.server.sqs.conftest import TIMEOUT_S, serve
 
 ROUNDS = 9
 RATIO_MAX = 2 * SLACK
@@ -92,7 +92,7 @@ def latencies_s(wires, request, rounds):
 def still_open(slow):
     """Sends a byte of its request on each now and then; how many the server has not closed."""
     waiting = dict(slow)
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + TIMEOUT_S
     with selectors.DefaultSelector() as selector:
         for wire in waiting:
             selector.register(wire, selectors.EVENT_READ, wire)
@@ -165,7 +165,7 @@ def test_answers_that_are_not_read_are_limited_over_all_connections(record_prope
                 wire = stack.enter_context(connect(server))
                 wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
                 wire.sendall(receive)
-            until_s = time.monotonic() + PATIENCE_S
+            until_s = time.monotonic() + TIMEOUT_S
             while figure(server, "penstock_requests_total", "ReceiveMessage") < clients:
                 assert time.monotonic() < until_s
             if FULL:

@@ -8,7 +8,7 @@ import pytest
 
 import penstock
 from tests.server.sqs.asking import arn, bodies, make, receive, redrive, refused, send, shown
-from tests.server.sqs.conftest import PATIENCE_S, serve
+from tests.server.sqs.conftest import TIMEOUT_S, serve
 
 pytestmark = pytest.mark.service("rabbitmq-server")
 
@@ -81,7 +81,7 @@ def test_visibility_delays_and_long_polls_work(sqs, queue_name):
     assert bodies(sqs, url, WaitTimeSeconds=20) == ["now"]
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(bodies, sqs, url, WaitTimeSeconds=20)
-        assert received.result(PATIENCE_S) == ["later"]
+        assert received.result(TIMEOUT_S) == ["later"]
 
 
 def test_dead_letters_move_and_are_moved_back(sqs, queue_name):

@@ -1,4 +1,4 @@
-"""Behaviours that RabbitMQ cannot have, and those it has with reservations.
+"""Behaviours that RabbitMQ cannot have, and those it has with limits.
 
 docs/rabbitmq.md prints these tables; a test compares them.
 """
@@ -29,6 +29,7 @@ _LATE_LIMIT: Final = (
 
 # Behaviours of the contract that are missing, by their names in the conformance suite.
 COMMON: Final[Mapping[str, str]] = {
+    "priority age": "RabbitMQ sorts by priority alone, and does not change a message's priority",
     "fair groups": _NO_GROUPS,
     "peek": _SHOWN_BY_DELIVERY,
     "peek states": _SHOWN_BY_DELIVERY,
@@ -58,7 +59,7 @@ LACKS: Final[Mapping[Kind, Mapping[str, str]]] = {
     "quorum": {**COMMON, **QUORUM_ONLY},
 }
 
-# Behaviours that the adapter has, with these reservations.
+# Behaviours that the adapter has, with these limits.
 WEAKER: Final[Mapping[str, str]] = {
     "receipts": "a claim belongs to the connection that pulled: another process cannot use its "
     "receipt, and if the connection or the process ends, the message is visible at once",

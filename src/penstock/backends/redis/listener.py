@@ -27,14 +27,14 @@ class Listener:
         link: RedisLink,
         key: str,
         channel: str,
-        heard: Callable[[bytes], None],
+        on_message: Callable[[bytes], None],
         resumed: Callable[[], None],
         timeout_s: float,
     ) -> None:
         self._link = link
         self._key = key
         self._channel = channel
-        self._on_message = heard
+        self._on_message = on_message
         self._resumed = resumed
         self._timeout_s = timeout_s
         self._listens = asyncio.Event()

@@ -95,7 +95,7 @@ class RedisMoves:
         if kept and not moved:
             raise InvalidField(
                 f"to: the {kept} messages in {queue.name!r} were not dead-lettered from a queue "
-                "that still exists; say where they should go"
+                "that still exists; name the queue to move them to"
             )
         return int(moved)
 

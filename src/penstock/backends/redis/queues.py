@@ -32,6 +32,7 @@ from penstock.errors import (
     RequestError,
 )
 from penstock.service import (
+    QUEUES_LIMIT_MAX,
     ConfigureQueue,
     CreateQueue,
     DescribeQueues,
@@ -67,6 +68,7 @@ _READ_BY_SCRIPTS: Final = (
     "messages_max",
     "bytes_max",
     "in_flight_max",
+    "priority_age_ms",
     "dead_letter",
     "max_receives",
     "fifo",
@@ -267,7 +269,7 @@ class RedisQueues:
             settings = changed_settings(before, command.settings)
             if settings.fifo != before.fifo:
                 raise InvalidField(
-                    f"fifo: {queue.name!r} is what it was created as; make a new queue"
+                    f"fifo: {queue.name!r} cannot be changed to or from fifo; make a new queue"
                 )
             if settings == before:
                 return queue.info
@@ -300,7 +302,7 @@ class RedisQueues:
 
     async def describe_all(self, command: ListQueues | DescribeQueues) -> list[QueueInfo]:
         """The queues of these names, in order. Raises InvalidField."""
-        check_number("limit", command.limit, 1, 2**31)
+        check_number("limit", command.limit, 1, QUEUES_LIMIT_MAX)
         prefix, after = command.prefix, command.after
         if type(prefix) is not str or type(after) is not str:
             raise InvalidField("prefix, after: expected text")

@@ -108,7 +108,7 @@ class SqsMoves:
         if kept and not moved:
             raise InvalidField(
                 f"to: none of the messages in {queue.name!r} came from a queue that still exists; "
-                "say where they should go"
+                "name the queue to move them to"
             )
         return moved
 

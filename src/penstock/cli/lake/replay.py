@@ -28,12 +28,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="which messages: columns of the table `messages`, literals, operators and some "
         "functions of SQL, as in \"queue = 'orders' and state = 'dead'\"",
     )
-    parser.add_argument("--to", metavar="QUEUE", required=True, help="the queue they go to")
-    parser.add_argument("--rate", metavar="N", type=read_count, help="so many messages a second")
+    parser.add_argument(
+        "--to", metavar="QUEUE", required=True, help="the queue to send the messages to"
+    )
+    parser.add_argument(
+        "--rate", metavar="N", type=read_count, help="send at most N messages a second"
+    )
     parser.add_argument(
         "--name", metavar="NAME", help="send again what was sent under another name (default: --to)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="only count")
+    parser.add_argument("--dry-run", action="store_true", help="count the messages and send none")
 
 
 def run(session: Session, arguments: Namespace) -> int:

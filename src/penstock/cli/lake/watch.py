@@ -37,7 +37,7 @@ def add_watching(parser: ArgumentParser) -> None:
         metavar="DURATION",
         type=read_duration,
         default=30.0,
-        help="with --watch (default: 30s)",
+        help="with --watch: the time between two rounds (default: 30s)",
     )
     parser.add_argument(
         "--on-finding",
@@ -166,7 +166,7 @@ class _Metrics:
         """Updates the gauges of a journal; the seconds go on by themselves until the next call."""
         journal = lag.path
         if journal not in self._behind_since_s:
-            # It was behind before this run began, nobody knows since when.
+            # It was behind before this run began; since when is unknown.
             self._behind_since_s[journal] = self._started_s
             self._seconds.labels(journal).set_function(lambda: self._behind_s(journal))
         self._bytes.labels(journal).set(lag.behind_bytes)

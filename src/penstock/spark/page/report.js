@@ -446,16 +446,16 @@
     const button = by("theme"), root = document.documentElement;
     const system = matchMedia("(prefers-color-scheme: dark)");
     const isDark = () => root.dataset.theme ? root.dataset.theme === "dark" : system.matches;
-    const tell = () => { button.textContent = isDark() ? "Light" : "Dark"; button.setAttribute("aria-pressed", String(isDark())); };
+    const showMode = () => { button.textContent = isDark() ? "Light" : "Dark"; button.setAttribute("aria-pressed", String(isDark())); };
     // A page from a file may have no storage; the choice then lasts as long as the page.
     try { const kept = localStorage.getItem("penstock-theme"); if (kept === "dark" || kept === "light") root.dataset.theme = kept; } catch { /* none */ }
     button.addEventListener("click", () => {
       root.dataset.theme = isDark() ? "light" : "dark";
       try { localStorage.setItem("penstock-theme", root.dataset.theme); } catch { /* none */ }
-      tell();
+      showMode();
     });
-    system.addEventListener("change", tell);
-    tell();
+    system.addEventListener("change", showMode);
+    showMode();
   }
 
   theme();

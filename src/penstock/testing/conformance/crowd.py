@@ -6,7 +6,7 @@ from typing import Final
 
 from penstock.client import Queues
 from penstock.service import Claim
-from penstock.testing.conformance.seam import PATIENCE_S, Contract, behaviour
+from penstock.testing.conformance.seam import TIMEOUT_S, Contract, behaviour
 
 PRODUCERS: Final = 4
 CONSUMERS: Final = 4
@@ -96,7 +96,7 @@ class CrowdContract(Contract):
         for thread in [*consumers, *producers]:
             thread.start()
         for thread in producers:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         total = PRODUCERS * MESSAGES_EACH
         self.until(lambda: ledger.finished.total() >= total or bool(ledger.faults))
         # One at a time, so that no consumer pulls two of them.
@@ -131,13 +131,13 @@ class CrowdContract(Contract):
         start = threading.Barrier(CONSUMERS)
 
         def push() -> None:
-            start.wait(PATIENCE_S)
+            start.wait(TIMEOUT_S)
             ids.extend(self.store.push(queue, "x", dedup_id=f"{n}") for n in range(20))
 
         threads = [threading.Thread(target=push, daemon=True) for _ in range(CONSUMERS)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         assert (len(ids), len(set(ids))) == (20 * CONSUMERS, 20)
         assert self.counts(queue) == (20, 0, 0)

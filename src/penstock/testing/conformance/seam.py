@@ -18,7 +18,7 @@ from penstock.errors import QueueNotFound, RequestError
 from penstock.service import Claim, Message, State
 
 # How long a test waits for another thread before it fails: longer than any wait on a busy machine.
-PATIENCE_S: Final = 40.0
+TIMEOUT_S: Final = 40.0
 # The longest pause between two checks of a condition: each of them costs processor time.
 POLL_S_MAX: Final = 0.03
 # The factor by which the scale grows when a test is run again because it was too slow.
@@ -28,6 +28,7 @@ STATES: Final[tuple[State, ...]] = ("visible", "delayed", "in_flight")
 BEHAVIOURS: Final[Mapping[str, str]] = {
     "arrival order": "messages of one priority are pulled in the order they were pushed",
     "priority order": "a higher priority is pulled first",
+    "priority age": "messages of an age can be pulled before younger ones of any priority",
     "head": "a released or timed-out message returns to its place at the head",
     "fair groups": "on a standard queue no group starves the others",
     "peek": "messages can be read, in order, without claiming them",
@@ -164,7 +165,7 @@ class Contract:
                 test()
             except (Exception, pytest.fail.Exception):
                 own_s = time.monotonic() - began_s - self._slept_s
-                is_late = self._is_timed and self.seconds(1) < own_s < PATIENCE_S
+                is_late = self._is_timed and self.seconds(1) < own_s < TIMEOUT_S
                 if not is_late or self._slower == SLOWER[-1]:
                     raise
                 self._remove_all()
@@ -284,7 +285,7 @@ class Contract:
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Waits until the condition holds; fails after the time limit."""
-        give_up = time.monotonic() + PATIENCE_S
+        give_up = time.monotonic() + TIMEOUT_S
         pause_s = 0.002
         while not holds():
             assert time.monotonic() < give_up, "the condition did not hold within the time limit"

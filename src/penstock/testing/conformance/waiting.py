@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import QueueDeleted
-from penstock.testing.conformance.seam import PATIENCE_S, Contract, behaviour
+from penstock.testing.conformance.seam import TIMEOUT_S, Contract, behaviour
 
 
 class WaitingContract(Contract):
@@ -20,7 +20,7 @@ class WaitingContract(Contract):
         queue = self.queue()
         pull = self.pulling(queue, wait=self.seconds(1_000))
         message_id = self.store.push(queue, "a")
-        claim = pull.result(PATIENCE_S)
+        claim = pull.result(TIMEOUT_S)
         assert claim is not None
         assert claim.id == message_id
         assert self.store.delete(claim) is True
@@ -32,14 +32,14 @@ class WaitingContract(Contract):
             queue, lambda: self.store.pull_many(queue, 10, wait=self.seconds(1_000))
         )
         self.store.push_many(queue, ["a", "b", "c"])
-        assert [claim.body for claim in pull.result(PATIENCE_S)] == [b"a", b"b", b"c"]
+        assert [claim.body for claim in pull.result(TIMEOUT_S)] == [b"a", b"b", b"c"]
 
     @behaviour("long poll")
     def test_a_wait_that_ends_without_a_message_gives_none(self) -> None:
         queue = self.queue()
         pull = self.pulling(queue, wait=self.seconds(5))
         self.pass_time(5)
-        assert pull.result(PATIENCE_S) is None
+        assert pull.result(TIMEOUT_S) is None
         self.push_all(queue, "too late")
         assert self.drain(queue) == ["too late"]
 
@@ -48,7 +48,7 @@ class WaitingContract(Contract):
         queue = self.queue(wait=self.seconds(20))
         pull = self.pulling(queue)
         self.push_all(queue, "a")
-        claim = pull.result(PATIENCE_S)
+        claim = pull.result(TIMEOUT_S)
         assert claim is not None
         assert claim.body == b"a"
         assert self.store.pull(queue, wait=0) is None
@@ -61,7 +61,7 @@ class WaitingContract(Contract):
         assert self.store.stats(queue).waiting_pulls == 3
         self.push_all(queue, "a", "b", "c")
         for pull in pulls:
-            pull.result(PATIENCE_S)
+            pull.result(TIMEOUT_S)
         assert self.store.stats(queue).waiting_pulls == 0
 
     @behaviour("long poll due", "delay")
@@ -70,7 +70,7 @@ class WaitingContract(Contract):
         self.store.push(queue, "a", delay=self.seconds(5))
         pull = self.pulling(queue, wait=self.seconds(1_000))
         self.pass_time(5)
-        claim = pull.result(PATIENCE_S)
+        claim = pull.result(TIMEOUT_S)
         assert claim is not None
         assert claim.body == b"a"
 
@@ -80,7 +80,7 @@ class WaitingContract(Contract):
         pull = self.pulling(queue, wait=self.seconds(1_000))
         self.store.push(queue, "a", delay=self.seconds(5))
         self.pass_time(5)
-        claim = pull.result(PATIENCE_S)
+        claim = pull.result(TIMEOUT_S)
         assert claim is not None
         assert claim.body == b"a"
 
@@ -91,7 +91,7 @@ class WaitingContract(Contract):
         held = self.claim(queue, visibility=self.seconds(5))
         pull = self.pulling(queue, wait=self.seconds(1_000))
         self.pass_time(5)
-        claim = pull.result(PATIENCE_S)
+        claim = pull.result(TIMEOUT_S)
         assert claim is not None
         assert (claim.id, claim.receives) == (held.id, 2)
 
@@ -100,9 +100,9 @@ class WaitingContract(Contract):
         queue = self.queue(visibility_timeout=self.seconds(5))
         pulls = [self.pulling(queue, wait=self.seconds(1_000)) for _ in range(2)]
         self.push_all(queue, "a")
-        pulls[0].result(PATIENCE_S)
+        pulls[0].result(TIMEOUT_S)
         self.pass_time(5)
-        claim = pulls[1].result(PATIENCE_S)
+        claim = pulls[1].result(TIMEOUT_S)
         assert claim is not None
         assert (claim.body, claim.receives) == (b"a", 2)
 
@@ -112,9 +112,9 @@ class WaitingContract(Contract):
         pulls = [self.pulling(queue, wait=self.seconds(1_000)) for _ in range(2)]
         self.store.push(queue, "later", delay=self.seconds(5))
         self.store.push(queue, "now")
-        first = pulls[0].result(PATIENCE_S)
+        first = pulls[0].result(TIMEOUT_S)
         self.pass_time(5)
-        second = pulls[1].result(PATIENCE_S)
+        second = pulls[1].result(TIMEOUT_S)
         assert first is not None
         assert second is not None
         assert (first.body, second.body) == (b"now", b"later")
@@ -126,9 +126,9 @@ class WaitingContract(Contract):
         second = self.pulling(idle, wait=self.seconds(1_000))
         self.store.push(idle, "later", delay=self.seconds(5))
         self.store.push(busy, "now")
-        assert first.result(PATIENCE_S) is not None
+        assert first.result(TIMEOUT_S) is not None
         self.pass_time(5)
-        claim = second.result(PATIENCE_S)
+        claim = second.result(TIMEOUT_S)
         assert claim is not None
         assert claim.body == b"later"
 
@@ -138,10 +138,10 @@ class WaitingContract(Contract):
         long = self.pulling(queue, wait=self.seconds(1_000))
         short = self.pulling(queue, wait=self.seconds(4))
         self.pass_time(4)
-        assert short.result(PATIENCE_S) is None
+        assert short.result(TIMEOUT_S) is None
         assert not long.done()
         self.push_all(queue, "a")
-        claim = long.result(PATIENCE_S)
+        claim = long.result(TIMEOUT_S)
         assert claim is not None
         assert claim.body == b"a"
 
@@ -152,7 +152,7 @@ class WaitingContract(Contract):
         held = self.claim(queue)
         pull = self.pulling(queue, wait=self.seconds(1_000))
         self.store.release(held)
-        claim = pull.result(PATIENCE_S)
+        claim = pull.result(TIMEOUT_S)
         assert claim is not None
         assert (claim.id, claim.receives) == (held.id, 2)
 
@@ -163,7 +163,7 @@ class WaitingContract(Contract):
         held = self.claim(queue)
         pull = self.pulling(queue, wait=self.seconds(1_000))
         self.store.delete(held)
-        claim = pull.result(PATIENCE_S)
+        claim = pull.result(TIMEOUT_S)
         assert claim is not None
         assert claim.body == b"a2"
 
@@ -174,13 +174,13 @@ class WaitingContract(Contract):
         message_id = self.store.push(queue, "a")
         pull = self.pulling(dead, wait=self.seconds(1_000))
         self.store.release(self.claim(queue))
-        claim = pull.result(PATIENCE_S)
+        claim = pull.result(TIMEOUT_S)
         assert claim is not None
         assert claim.body == b"a"
         pull = self.pulling(queue, wait=self.seconds(1_000))
         self.store.release(claim)
         self.store.redrive(dead)
-        claim = pull.result(PATIENCE_S)
+        claim = pull.result(TIMEOUT_S)
         assert claim is not None
         assert (claim.id, claim.queue) == (message_id, queue)
 
@@ -191,7 +191,7 @@ class WaitingContract(Contract):
         served = []
         for number, pull in enumerate(pulls):
             self.store.push(queue, f"m{number}")
-            claim = pull.result(PATIENCE_S)
+            claim = pull.result(TIMEOUT_S)
             assert claim is not None
             served.append(claim.body.decode())
         assert served == ["m0", "m1", "m2", "m3"]
@@ -202,9 +202,9 @@ class WaitingContract(Contract):
         early = self.pulling(queue, wait=self.seconds(4))
         late = self.pulling(queue, wait=self.seconds(1_000))
         self.pass_time(4)
-        assert early.result(PATIENCE_S) is None
+        assert early.result(TIMEOUT_S) is None
         self.push_all(queue, "a")
-        claim = late.result(PATIENCE_S)
+        claim = late.result(TIMEOUT_S)
         assert claim is not None
         assert claim.body == b"a"
 
@@ -213,7 +213,7 @@ class WaitingContract(Contract):
         queue = self.queue()
         pulls = [self.pulling(queue, wait=self.seconds(1_000)) for _ in range(3)]
         self.store.push_many(queue, ["a", "b", "c"])
-        claims = [pull.result(PATIENCE_S) for pull in pulls]
+        claims = [pull.result(TIMEOUT_S) for pull in pulls]
         assert [claim and claim.body for claim in claims] == [b"a", b"b", b"c"]
 
     @behaviour("long poll", "attempts")
@@ -221,7 +221,7 @@ class WaitingContract(Contract):
         queue = self.queue()
         pull = self.pulling(queue, wait=self.seconds(1_000), attempt_id="x")
         self.push_all(queue, "a")
-        claim = pull.result(PATIENCE_S)
+        claim = pull.result(TIMEOUT_S)
         assert claim is not None
         assert self.store.pull(queue, attempt_id="x") == claim
 
@@ -233,7 +233,7 @@ class WaitingContract(Contract):
         self.store.remove(removed)
         for pull in pulls:
             with pytest.raises(QueueDeleted, match=removed):
-                pull.result(PATIENCE_S)
+                pull.result(TIMEOUT_S)
         assert not unaffected.done()
         self.push_all(other, "a")
-        assert unaffected.result(PATIENCE_S) is not None
+        assert unaffected.result(TIMEOUT_S) is not None

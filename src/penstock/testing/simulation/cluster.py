@@ -216,7 +216,7 @@ class SimulatedCluster:
             elif chance < 0.35:
                 # Also an owner that was replaced and has not noticed it.
                 holder = self.schedule.pick([each for each in self.nodes if shard in each.owned])
-                holder.run(partial(holder.look_whether_replaced, shard))
+                holder.run(partial(holder.check_if_replaced, shard))
             elif chance < 0.5 and not self._is_healthy:
                 owner.run(partial(owner.take_snapshot, shard))
 
@@ -273,12 +273,12 @@ class SimulatedCluster:
         if self.schedule.chance() < 0.3:
             host = self.schedule.pick(self.clients)
         way = self.schedule.below(3)
-        host.is_unheard, host.is_deaf = way != 1, way != 0
-        self.schedule.note(host.name, "is cut off", host.is_unheard, host.is_deaf)
+        host.is_outbound_cut, host.is_inbound_cut = way != 1, way != 0
+        self.schedule.note(host.name, "is cut off", host.is_outbound_cut, host.is_inbound_cut)
         self.schedule.after(self.schedule.between(20, 2_000), partial(self._mend, host))
 
     def _mend(self, host: Host) -> None:
-        host.is_unheard = host.is_deaf = False
+        host.is_outbound_cut = host.is_inbound_cut = False
         self.schedule.note(host.name, "is connected")
 
     def take(self) -> None:
@@ -436,7 +436,7 @@ class SimulatedCluster:
             self._restart(number)
             self.nodes[number].resume()
         for host in (*self.nodes, *self.clients):
-            host.is_unheard = host.is_deaf = False
+            host.is_outbound_cut = host.is_inbound_cut = False
 
     @property
     def is_empty(self) -> bool:
@@ -473,7 +473,7 @@ class SimulatedCluster:
 
 
 def _is_usable(node: SimulatedNode) -> bool:
-    return not (node.is_stopped or node.is_paused or node.is_unheard or node.is_deaf)
+    return not (node.is_stopped or node.is_paused or node.is_outbound_cut or node.is_inbound_cut)
 
 
 FAULTS: Final = {

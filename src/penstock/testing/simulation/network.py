@@ -29,7 +29,7 @@ _APPEND_MS: Final = 500
 _REQUEST_MS: Final = 2_000
 _REQUEST_S: Final = 0.5
 _OPEN_AGAIN_S: Final = 0.05
-_UNHEARD: Final = {"Status": "503"}
+_NO_RESPONDERS: Final = {"Status": "503"}
 
 
 class SimulatedMessage(NamedTuple):
@@ -123,26 +123,26 @@ class SimulatedNetwork:
         limit_ms = _APPEND_MS if type(request) is Append else _REQUEST_MS
         exchange.timer = host.later(limit_ms, exchange.time_out)
         transit_ms = self.transit_ms()
-        if transit_ms is not None and not host.is_unheard:
+        if transit_ms is not None and not host.is_outbound_cut:
             arrive = partial(self._streams.arrive, request, exchange.answer)
             self._schedule.after(transit_ms, arrive)
 
     def reply(self, host: Host, action: Action) -> None:
         """Runs an action on a host when a reply of the servers has come, unless it is lost."""
         transit_ms = self.transit_ms()
-        if transit_ms is not None and not host.is_deaf:
+        if transit_ms is not None and not host.is_inbound_cut:
             self._schedule.after(transit_ms, partial(host.run, action))
 
     def send(self, sender: Host, receiver: Host, action: Action) -> None:
         """Runs an action on the receiver after a transit time, unless the message is lost."""
         transit_ms = self.transit_ms()
-        if transit_ms is not None and not sender.is_unheard and not receiver.is_deaf:
+        if transit_ms is not None and not sender.is_outbound_cut and not receiver.is_inbound_cut:
             self._schedule.after(transit_ms, partial(receiver.run, action))
 
     # Subjects.
 
     def next_inbox(self, host: Host) -> str:
-        """A subject for replies that nobody else has."""
+        """A subject for replies that no other host has."""
         self._inboxes += 1
         return f"inbox.{host.name}-{self._inboxes}"
 
@@ -168,7 +168,7 @@ class SimulatedNetwork:
                     self.end(subscription)
 
     def publish(self, sender: Host, subject: str, data: bytes, reply: str) -> None:
-        """Sends a message to all who listen; if nobody does, the servers say so to `reply`."""
+        """Sends a message to all subscribers; if there are none, the servers notify `reply`."""
         if sender.is_stopped:
             return
         message = SimulatedMessage(subject, data, reply)
@@ -178,9 +178,9 @@ class SimulatedNetwork:
             arrive = partial(subscription.arrive, message._replace(publish=publish))
             self.send(sender, subscription.host, arrive)
         if reply and not listening:
-            unheard = SimulatedMessage(reply, b"", "", _UNHEARD)
+            no_responders = SimulatedMessage(reply, b"", "", _NO_RESPONDERS)
             for subscription in self._listening(reply):
-                self.send(sender, subscription.host, partial(subscription.arrive, unheard))
+                self.send(sender, subscription.host, partial(subscription.arrive, no_responders))
 
     def _listening(self, subject: str) -> list[SimulatedSubscription]:
         several = subject.rpartition(".")[0] + ".*"

@@ -21,12 +21,12 @@ from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.cluster import calls
 from penstock.cluster.archive import keep_archive, permit_purges
-from penstock.cluster.between import deliver_departures, maintain_spread_queues
 from penstock.cluster.choice import OwnerChoice
 from penstock.cluster.contents import MemoryContents
 from penstock.cluster.journal import ReplicatedJournal
-from penstock.cluster.log import LogRequest, LogSteps, Look, Pause, Register, insist
+from penstock.cluster.log import LogRequest, LogSteps, Pause, ReadRegister, Register, until_answered
 from penstock.cluster.membership import ARCHIVE_KEY, ARCHIVE_ON, set_register
+from penstock.cluster.other_shards import deliver_departures, maintain_spread_queues
 from penstock.cluster.owner import append_steps, owner_key, take_over
 from penstock.cluster.placement import Elsewhere, shard_identity, shard_key
 from penstock.cluster.replica import ShardReplica
@@ -133,7 +133,7 @@ class OwnedPart:
         self._carrying = node.begin(node.carry(self), self._carried)
         subject = f"{NAME}.serve.{self.shard}.{self.term}"
         self._listening = node.cluster.network.listen(node, subject, self._take)
-        # As `OwnedShard.start` does: whoever hears of it can ask.
+        # As `OwnedShard.start` does: a router that gets the announcement can ask the owner.
         node.cluster.network.publish(
             node, f"{NAME}.owned.{self.shard}", str(self.term).encode(), ""
         )
@@ -430,7 +430,8 @@ class SimulatedNode(RoutingHost):
     ) -> LogSteps[ReplicatedJournal]:
         revision = seen
         if revision is None:
-            found: Register | None = yield from insist(Look(owner_key(replica.shard)))
+            register = ReadRegister(owner_key(replica.shard))
+            found: Register | None = yield from until_answered(register)
             revision = 0 if found is None else found.revision
         claim_id = self.cluster.next_name("claim")
         return (yield from self.take_over(replica, claim_id, revision, seen_slot))
@@ -506,13 +507,16 @@ class SimulatedNode(RoutingHost):
 
     # Other work on owned shards.
 
-    def look_whether_replaced(self, shard: int) -> None:
+    def check_if_replaced(self, shard: int) -> None:
         """Reads the register of a shard, as nodes do now and then."""
         part = self.owned.get(shard)
         if part is not None:
-            self.start("look", insist(Look(owner_key(shard))), partial(self._looked, part))
+            steps = until_answered(ReadRegister(owner_key(shard)))
+            self.start("read the register", steps, partial(self._register_read, part))
 
-    def _looked(self, part: OwnedPart, found: Register | None, error: Exception | None) -> None:
+    def _register_read(
+        self, part: OwnedPart, found: Register | None, error: Exception | None
+    ) -> None:
         if found is not None and found.revision > part.term:
             part.replaced_by(found.revision)
 

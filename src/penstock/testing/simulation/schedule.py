@@ -116,7 +116,7 @@ class SimulatedLoop:
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """An exception that nobody has asked for: the code that made the task may ignore it."""
+        """An exception that was not retrieved: the code that made the task may ignore it."""
 
     def create_future(self) -> "asyncio.Future[Any]":
         """A future of this loop."""
@@ -211,8 +211,8 @@ class Host:
         self.is_stopped = False
         self.is_paused = False
         # Whether everything it sends is lost, and everything that is sent to it.
-        self.is_unheard = False
-        self.is_deaf = False
+        self.is_outbound_cut = False
+        self.is_inbound_cut = False
         self._backlog: list[Action] = []
         self._under_way: dict[Process, None] = {}
 

@@ -27,12 +27,12 @@ from penstock.cluster.log import (
     DropChunks,
     LogRequest,
     LogSlot,
-    Look,
-    LookAll,
     Mismatch,
     PurgeSlots,
     PutChunk,
     ReadChunk,
+    ReadRegister,
+    ReadRegisters,
     ReadSlots,
     Register,
     SlotBounds,
@@ -298,9 +298,9 @@ class StreamsModel:
             case Demote(shard):
                 self.shards[shard].demote()
                 answered(None, None)
-            case Look(key):
+            case ReadRegister(key):
                 self.registers.look(key, partial(_as_register, key, answered))
-            case LookAll(prefix):
+            case ReadRegisters(prefix):
                 self.registers.look_all(prefix, partial(_as_registers, answered))
             case Swap(key, value, revision):
                 self.registers.publish(key, value, answered, after_of_subject=revision)

@@ -219,7 +219,7 @@ def _problem(life: Life, event: AnyEvent) -> str | None:
             if life.state != DEPARTED:
                 return f"of a message that is {life.state}"
         case Expired() | Lost():
-            return "of a message that nobody has deleted"
+            return "of a message that was not deleted"
     return None
 
 

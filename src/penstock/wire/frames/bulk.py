@@ -21,6 +21,7 @@ from itertools import accumulate, pairwise, repeat
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 
 from penstock.errors import InvalidField, PenstockError, ProtocolError
 from penstock.service import (
@@ -67,6 +68,13 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     each_attributes: Annotated[list[msgspec.Raw], _Rows] | None = None
 
 
+class _HeadStart(msgspec.Struct, frozen=True, array_like=True):
+    """The first fields of a head; the others are skipped undecoded."""
+
+    queue: str
+    count: int
+
+
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
     count: int
     id_start: str
@@ -78,14 +86,11 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_head: Final = msgspec.msgpack.Decoder(_Head).decode
+_decode_head_start: Final = msgspec.msgpack.Decoder(_HeadStart).decode
 _decode_row: Final = msgspec.msgpack.Decoder(_Raw | None).decode
 _decode_reply: Final = msgspec.msgpack.Decoder(_Reply).decode
 _NUMBER_DIGITS: Final = 12
 _COLUMNS: Final = ("delays_ms", "priorities", "ttls_ms", "groups", "dedup_ids", "each_attributes")
-_NOT_PLAIN: Final = (
-    *("delay_ms", "ttl_ms", "group", "attributes"),
-    *(column for column in _COLUMNS if column != "dedup_ids"),
-)
 
 
 def encode_bulk(request: int, bulk: PushMany, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
@@ -94,15 +99,28 @@ def encode_bulk(request: int, bulk: PushMany, frame_bytes_max: int = FRAME_BYTES
     count = len(bodies)
     if count > BATCH_ITEMS_MAX:
         raise InvalidField(f"bodies: {count} of them; at most {BATCH_ITEMS_MAX} in one go")
-    for column in _COLUMNS:
-        values = getattr(bulk, column)
-        if values is not None and len(values) != count:
-            raise InvalidField(f"{column}: {len(values)} values for {count} bodies")
-    fields = [
-        getattr(bulk, field) if field != "count" else count for field in _Head.__struct_fields__
-    ]
+    columns = (
+        bulk.delays_ms,
+        bulk.priorities,
+        bulk.ttls_ms,
+        bulk.groups,
+        bulk.dedup_ids,
+        bulk.each_attributes,
+    )
+    _check_columns(columns, count)
     try:
-        head = _encode(fields)
+        head = _encode(
+            (
+                bulk.queue,
+                count,
+                bulk.delay_ms,
+                bulk.priority,
+                bulk.ttl_ms,
+                bulk.group,
+                bulk.attributes,
+                *columns,
+            )
+        )
         sizes = array("I", map(len, bodies))
         total = _SIZE_BYTES + len(head) + _SIZE_BYTES * count + sum(sizes)
         if total > frame_bytes_max:
@@ -118,6 +136,25 @@ def encode_bulk(request: int, bulk: PushMany, frame_bytes_max: int = FRAME_BYTES
         raise InvalidField(f"bulk: cannot be sent: {str(fault)[:200]}") from None
 
 
+def _check_columns(columns: tuple[Sequence[Any] | None, ...], count: int) -> None:
+    """Raises InvalidField for a column without a value for each of the messages."""
+    if columns.count(None) == len(columns):
+        return
+    for name, column in zip(_COLUMNS, columns, strict=True):
+        if column is not None and len(column) != count:
+            raise InvalidField(f"{name}: {len(column)} values for {count} bodies")
+
+
+def bulk_count(body: Body) -> int | None:
+    """How many messages a bulk push has by its head; None if that cannot be read."""
+    view = memoryview(body)
+    try:
+        (size,) = _SIZE.unpack_from(view)
+        return _decode_head_start(view[_SIZE_BYTES : _SIZE_BYTES + size]).count
+    except (struct.error, *DECODE_FAULTS):
+        return None
+
+
 def decode_bulk(body: Body) -> PushMany:
     """The command of a bulk push. Raises InvalidField or ProtocolError."""
     frame = BulkFrame(body)
@@ -130,7 +167,7 @@ class BulkFrame:
     Raises InvalidField or ProtocolError if the head or the sizes are wrong.
     """
 
-    __slots__ = ("_bodies", "_head", "count", "ends", "is_plain")
+    __slots__ = ("_bodies", "_head", "count", "ends")
 
     def __init__(self, body: Body) -> None:
         view = memoryview(body)
@@ -151,18 +188,28 @@ class BulkFrame:
         self._bodies = view[sizes_end:]
         # Where each body begins, and as the last element where all of them end.
         self.ends = _ends(view[head_end:sizes_end], head.count, len(self._bodies))
-        # Whether the messages have only bodies and dedup ids: many of them cost little.
-        self.is_plain = not head.priority and all(
-            getattr(head, name) is None for name in _NOT_PLAIN
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the messages have only bodies and dedup ids: many of them cost little."""
+        head = self._head
+        others = (
+            head.delay_ms,
+            head.ttl_ms,
+            head.group,
+            head.attributes,
+            head.delays_ms,
+            head.priorities,
+            head.ttls_ms,
+            head.groups,
+            head.each_attributes,
         )
+        return not head.priority and others.count(None) == len(others)
 
     def part(self, start: int, stop: int) -> PushMany:
         """The pushes from one place to another. Raises InvalidField for wrong attributes."""
         head = self._head
-        for name in _COLUMNS:
-            column = getattr(head, name)
-            if column is not None and len(column) != self.count:
-                raise InvalidField(f"{name}: {len(column)} values for {self.count} bodies")
+        _check_columns(astuple(head)[-len(_COLUMNS) :], self.count)
         ends = self.ends
         first = ends[start]
         # One copy to bytes, whose slices are the bodies; each slice of a view needs its own copy.

@@ -20,11 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock import errors
-from penstock.errors import (
-    PenstockError,
-    ProtocolError,
-)
+from penstock.errors import PenstockError, ProtocolError, error_class
 from penstock.service import (
     Batch,
     ConfigureQueue,
@@ -104,6 +100,7 @@ PUSH: Final = KIND_OF[Push]
 PULL: Final = KIND_OF[Pull]
 PEEK: Final = KIND_OF[Peek]
 HISTORY: Final = KIND_OF[History]
+DESCRIBE_QUEUES: Final = KIND_OF[DescribeQueues]
 BATCH: Final = KIND_OF[Batch]
 
 Body = bytes | memoryview
@@ -286,12 +283,6 @@ def refusal(first: bytes, error: PenstockError) -> bytes:
 
 # Errors.
 
-_ERRORS: Final[dict[str, type[PenstockError]]] = {
-    name: error
-    for name, error in vars(errors).items()
-    if isinstance(error, type) and issubclass(error, PenstockError)
-}
-
 
 def error_words(error: PenstockError) -> list[str]:
     """An error for the wire: its message, its class, and the bases of that, nearest first."""
@@ -307,8 +298,7 @@ def error_from(words: list[str]) -> PenstockError:
     """The error from the wire, as the nearest class known here. Raises ProtocolError."""
     if not words:
         raise ProtocolError("the server sent an error without a message")
-    kind = next((_ERRORS[name] for name in words[1:] if name in _ERRORS), PenstockError)
-    return kind(words[0])
+    return (error_class(words[1:]) or PenstockError)(words[0])
 
 
 def _encode_item_error(value: object) -> dict[str, list[str]]:

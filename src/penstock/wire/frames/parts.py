@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.service import Batch, PushMany
 from penstock.wire.frames.bodies import command_fault, decode_items, raw_items
-from penstock.wire.frames.bulk import BulkFrame
+from penstock.wire.frames.bulk import BulkFrame, bulk_count
 from penstock.wire.frames.frames import BATCH, BULK_PUSH, Body
 
 # Each of these takes about 10 ms: items with all options, items with only a body, or bytes.
@@ -29,7 +29,7 @@ def parts_of(kind: int, body: Body) -> Iterator[Batch | PushMany] | None:
     """
     if kind == BATCH:
         return _batch_parts(body) if _has_many_items(body) else None
-    if kind != BULK_PUSH:
+    if kind != BULK_PUSH or not _has_many_messages(body):
         return None
     frame = BulkFrame(body)
     items_max = PLAIN_PART_ITEMS_MAX if frame.is_plain else PART_ITEMS_MAX
@@ -48,6 +48,14 @@ def _has_many_items(body: Body) -> bool:
     if header[:1] == b"\xdd":
         return int.from_bytes(header[1:5]) > PART_ITEMS_MAX
     return header[:1] == b"\xdc" and int.from_bytes(header[1:3]) > PART_ITEMS_MAX
+
+
+def _has_many_messages(body: Body) -> bool:
+    """Whether a bulk push may have to be split; if its head is wrong, the decoder refuses it."""
+    if len(body) > PART_BYTES_MAX:
+        return True
+    count = bulk_count(body)
+    return count is not None and count > PART_ITEMS_MAX
 
 
 def _batch_parts(body: Body) -> Iterator[Batch]:

@@ -9,12 +9,12 @@ settle()
 local count = call('HLEN', MESSAGES)
 if call('ZCARD', OWED) > 0 then return {q.identity, digits(now), close(), -1} end
 if ARGV[4] == 'queue' then
-  local told = {}
+  local notified = {}
   for _, key in ipairs({WAITERS, WOKEN}) do
     for _, waiter in ipairs(call('ZRANGE', key, 0, -1)) do
       local process = process_of(waiter)
-      if not told[process] then publish_to(waiter, 'D', '') end
-      told[process] = true
+      if not notified[process] then publish_to(waiter, 'D', '') end
+      notified[process] = true
     end
   end
   for first = 1, #KEYS do call('UNLINK', KEYS[first]) end
