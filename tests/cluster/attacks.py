@@ -139,7 +139,7 @@ MESSAGES_BETWEEN_NODES = {
 }
 IN_SUITE = (
     *("metrics", "sources", "a message of 1 MiB", "a pull of 10,000", "a batch of deletes"),
-    *("settings", "a queue in use", "empty items", "parts of a byte", "cut short"),
+    *("settings", "a queue in use", "empty items", "parts of a byte"),
     *("a long word", "no number", "no owner"),
 )
 
