@@ -162,10 +162,20 @@ def test_an_error_of_create_names_the_argument_that_was_given(queues):
         ("max_in_flight", 1.5),
         ("visibility_timeout", -1),
         ("retention", None),
+        ("priority_age", 0),
+        ("priority_age", 366 * 86_400 + 1),
+        ("priority_age", "soon"),
     ):
         for use in (queues.create, queues.configure):
             with pytest.raises(InvalidField, match=f"^{argument}: "):
                 use("q", **{argument: value})
+
+
+def test_a_fifo_queue_is_refused_a_priority_age_by_an_error_that_says_why(queues):
+    for use in (queues.create, queues.configure):
+        queues.create("line.fifo")
+        with pytest.raises(InvalidField, match=r"^priority_age: a fifo queue has no priorities"):
+            use("line.fifo", priority_age=5)
 
 
 def test_an_awaited_error_of_create_names_the_argument_that_was_given():

@@ -6,7 +6,6 @@ await queues.push("orders", b"hello")
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from penstock.backends import open_async_service
@@ -71,10 +70,11 @@ class AsyncQueues:
     async def create(self, queue: str, **settings: Any) -> QueueInfo:
         """Makes a queue, or returns it if it exists with these settings.
 
-        Settings: visibility_timeout, delay, wait, retention (seconds); max_messages, max_bytes,
-        max_body_bytes, max_in_flight; dead_letter with max_receives; fifo, dedup_by_content,
-        dedup_per_group; annotations. A name that ends in .fifo makes a FIFO queue. A dead-letter
-        queue that does not exist is made, and named in the reply's `also_created`.
+        Settings: visibility_timeout, delay, wait, retention, priority_age (seconds); max_messages,
+        max_bytes, max_body_bytes, max_in_flight; dead_letter with max_receives; fifo,
+        dedup_by_content, dedup_per_group; annotations. A name that ends in .fifo makes a FIFO
+        queue. A dead-letter queue that does not exist is made, and named in the reply's
+        `also_created`.
         """
         command = make_create(queue, settings)
         try:
@@ -279,10 +279,5 @@ class AsyncQueues:
     async def __aenter__(self) -> "AsyncQueues":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -9,7 +9,6 @@ here than in `service`, and an error of `create` or `configure` uses the names h
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import sleep
-from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
 from penstock.clock import Clock, SystemClock
@@ -65,6 +64,7 @@ _SECONDS_LIMITS_MS: Final = {
     "visibility": (0, VISIBILITY_MS_MAX),
     "visibility_timeout": (0, VISIBILITY_MS_MAX),
     "retention": (1, TTL_MS_MAX),
+    "priority_age": (1, TTL_MS_MAX),
     "seconds": (1, VISIBILITY_MS_MAX),
 }
 
@@ -74,7 +74,9 @@ _SETTINGS_IN_SECONDS: Final = {
     "delay": "delay_ms",
     "wait": "wait_ms",
     "retention": "retention_ms",
+    "priority_age": "priority_age_ms",
 }
+_OPTIONAL_SECONDS: Final = frozenset({"priority_age"})
 _SETTINGS_UNCHANGED: Final = {
     "max_body_bytes": "body_bytes_max",
     "max_messages": "messages_max",
@@ -116,7 +118,8 @@ def to_settings(given: dict[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, value in given.items():
         if name in _SETTINGS_IN_SECONDS:
-            settings[_SETTINGS_IN_SECONDS[name]] = to_ms(name, value)
+            is_none = value is None and name in _OPTIONAL_SECONDS
+            settings[_SETTINGS_IN_SECONDS[name]] = None if is_none else to_ms(name, value)
         elif name in _SETTINGS_UNCHANGED:
             settings[_SETTINGS_UNCHANGED[name]] = value
         else:
@@ -320,10 +323,11 @@ class Queues:
     def create(self, queue: str, **settings: Any) -> QueueInfo:
         """Makes a queue, or returns it if it exists with these settings.
 
-        Settings: visibility_timeout, delay, wait, retention (seconds); max_messages, max_bytes,
-        max_body_bytes, max_in_flight; dead_letter with max_receives; fifo, dedup_by_content,
-        dedup_per_group; annotations. A name that ends in .fifo makes a FIFO queue. A dead-letter
-        queue that does not exist is made, and named in the reply's `also_created`.
+        Settings: visibility_timeout, delay, wait, retention, priority_age (seconds); max_messages,
+        max_bytes, max_body_bytes, max_in_flight; dead_letter with max_receives; fifo,
+        dedup_by_content, dedup_per_group; annotations. A name that ends in .fifo makes a FIFO
+        queue. A dead-letter queue that does not exist is made, and named in the reply's
+        `also_created`.
         """
         command = make_create(queue, settings)
         try:
@@ -528,12 +532,7 @@ class Queues:
     def __enter__(self) -> "Queues":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

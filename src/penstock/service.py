@@ -101,6 +101,9 @@ class Claim(Message, frozen=True, gc=False, array_like=True):
 class QueueSettings(msgspec.Struct, frozen=True, gc=False):
     """Everything that can be set on a queue; `None` means no limit.
 
+    A message that arrived `priority_age_ms` ago or earlier is pulled before younger ones, whatever
+    their priorities; with `None` priority is strict.
+
     `annotations` is kept and returned unchanged for the wire protocols. One whose name begins with
     a dot is a note: changing it does not count as configuring the queue.
     """
@@ -113,6 +116,7 @@ class QueueSettings(msgspec.Struct, frozen=True, gc=False):
     messages_max: int | None = None
     bytes_max: int | None = None
     in_flight_max: int | None = None
+    priority_age_ms: int | None = None
     dead_letter: str | None = None
     max_receives: int | None = None
     fifo: bool = False
@@ -482,10 +486,18 @@ _SETTING_LIMITS: Final[dict[str, tuple[int, int]]] = {
     "messages_max": (1, 2**63 - 1),
     "bytes_max": (1, 2**63 - 1),
     "in_flight_max": (1, 2**63 - 1),
+    "priority_age_ms": (1, TTL_MS_MAX),
     "max_receives": (1, 1_000_000),
 }
 _OPTIONAL_SETTINGS: Final = frozenset(
-    {"messages_max", "bytes_max", "in_flight_max", "dead_letter", "max_receives"}
+    {
+        "messages_max",
+        "bytes_max",
+        "in_flight_max",
+        "priority_age_ms",
+        "dead_letter",
+        "max_receives",
+    }
 )
 _BOOLEAN_SETTINGS: Final = frozenset({"fifo", "dedup_by_content", "dedup_per_group"})
 
@@ -520,6 +532,21 @@ def check_number(field: str, value: object, low: int, high: int) -> int:
         shown = value if -(10**30) < value < 10**30 else "a number of over 30 digits"
         raise InvalidField(f"{field}: {shown} is outside {low} to {high}")
     return value
+
+
+def check_pull(command: Pull) -> None:
+    """Checks the fields of a pull but its queue. Raises InvalidField."""
+    check_number("limit", command.limit, 1, PULL_LIMIT_MAX)
+    if command.visibility_ms is not None:
+        check_number("visibility_ms", command.visibility_ms, 0, VISIBILITY_MS_MAX)
+    if command.wait_ms is not None:
+        check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
+    if command.bytes_max is not None:
+        check_number("bytes_max", command.bytes_max, 0, 2**63 - 1)
+    if command.holder is not None:
+        check_id("holder", command.holder)
+    if command.attempt_id is not None:
+        check_id("attempt_id", command.attempt_id)
 
 
 def check_id(field: str, value: object) -> str:
@@ -608,4 +635,6 @@ def changed_settings(base: QueueSettings, changes: object) -> QueueSettings:
         raise InvalidField("dead_letter and max_receives go together: set both or neither")
     if not settings.fifo and settings.dedup_per_group:
         raise InvalidField("dedup_per_group: only a fifo queue can have it")
+    if settings.fifo and settings.priority_age_ms is not None:
+        raise InvalidField("priority_age_ms: a fifo queue has no priorities and cannot have it")
     return settings

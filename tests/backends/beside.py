@@ -26,12 +26,13 @@ from penstock.service import (
 )
 
 STEPS = 120
-QUEUES = ("plain", "limited", "ordered.fifo", "dead", "dead.fifo")
+QUEUES = ("plain", "limited", "aged", "ordered.fifo", "dead", "dead.fifo")
 SETTINGS: dict[str, dict[str, Any]] = {
     "dead": {},
     "dead.fifo": {"fifo": True},
     "plain": {"dead_letter": "dead", "max_receives": 3, "visibility_timeout": 20},
     "limited": {"max_messages": 12, "max_bytes": 200, "max_in_flight": 6, "delay": 2},
+    "aged": {"priority_age": 8, "visibility_timeout": 20},
     "ordered.fifo": {
         "fifo": True,
         "dead_letter": "dead.fifo",
@@ -197,6 +198,8 @@ class ServicePair:
                 {"in_flight_max": 3},
                 {"in_flight_max": None},
                 {"messages_max": None, "bytes_max": None},
+                {"priority_age_ms": 1_000},
+                {"priority_age_ms": None},
             )
         )
         self.run(lambda _: ConfigureQueue(queue, change))

@@ -10,11 +10,11 @@ import penstock
 from penstock.cli import main, status_of
 from penstock.cli.parser import COMMANDS, command_named
 from penstock.cli.push import batches_of_lines
-from penstock.cli.queue_settings import SETTINGS, given_settings
+from penstock.cli.queue_settings import SETTINGS, given_settings, settings_rows
 from penstock.cli.session import UsageError
 from penstock.client import to_settings
 from penstock.errors import BackendLost, CorruptEntry, MessageTooLarge, ProtocolError
-from penstock.service import BODY_BYTES_MAX, QueueSettings
+from penstock.service import BODY_BYTES_MAX, QueueInfo, QueueSettings
 
 
 def test_every_command_named_in_the_help_has_its_module():
@@ -52,6 +52,7 @@ def test_create_takes_every_setting(cli):
         "messages_max": 10,
         "bytes_max": 1_048_576,
         "in_flight_max": 5,
+        "priority_age_ms": None,
         "dead_letter": "dead",
         "max_receives": 3,
         "fifo": True,
@@ -59,6 +60,16 @@ def test_create_takes_every_setting(cli):
         "dedup_per_group": True,
         "annotations": {"owner": "anna", "team": "eu"},
     }
+
+
+def test_a_priority_age_is_set_shown_and_unset(cli):
+    assert (
+        cli("create orders --priority-age 5m").results[0]["settings"]["priority_age_ms"] == 300_000
+    )
+    shown = QueueInfo("orders", QueueSettings(priority_age_ms=300_000), 0, 0)
+    assert ("priority-age", "5m") in settings_rows(shown)
+    unset = cli("configure orders --unset priority-age").results[0]["settings"]
+    assert unset["priority_age_ms"] is None
 
 
 def test_settings_not_given_are_not_sent():

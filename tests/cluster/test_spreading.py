@@ -252,9 +252,12 @@ def test_settings_purge_and_removal_reach_every_shard_of_a_queue(on_cluster):
     async def work(cluster):
         queues = await cluster.open_queue("hot", ("a", "b"))
         await spread(cluster, "hot", 4)
-        await queues.configure("hot", visibility_timeout=77)
+        await queues.configure("hot", visibility_timeout=77, priority_age=600)
         shown = (await queues.service.execute(DescribeQueue("hot"))).settings
         assert (shown.visibility_ms, shown.annotations) == (77_000, {})
+        everywhere = [o.engine.shard.names.get("hot") for o in cluster.owned_shards()]
+        ages = [each.settings.priority_age_ms for each in everywhere if each is not None]
+        assert ages == [600_000] * 4
         for _ in range(8):
             await queues.push("hot", b"x")
         claims = await queues.pull_many("hot", 8)

@@ -34,9 +34,9 @@ def outcome(step: Any) -> Any:
 class PlainPaths:
     """The shard by its plain paths: decide, then apply."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
         self.shard = ShardState()
-        for event in self.shard.decide_create(CreateQueue("q"), NOW_MS):
+        for event in self.shard.decide_create(CreateQueue("q", settings), NOW_MS):
             self.shard.apply(event)
 
     def push(self, command: Push, now_ms: int) -> Pushed | int:
@@ -79,9 +79,9 @@ class Fast(PlainPaths):
         return super().delete(ticket, now_ms) if deleted is None else [deleted]
 
 
-@given(verbs)
-def test_the_fast_paths_of_push_pull_and_delete_do_the_same_as_the_plain_ones(verbs):
-    plain, fast = PlainPaths(), Fast()
+@given(verbs, st.sampled_from([{}, {"priority_age_ms": 100}]))
+def test_the_fast_paths_of_push_pull_and_delete_do_the_same_as_the_plain_ones(verbs, settings):
+    plain, fast = PlainPaths(settings), Fast(settings)
     now_ms = NOW_MS
     for verb, amount in verbs:
         if verb == "push":

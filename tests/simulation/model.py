@@ -141,9 +141,9 @@ class Model:
         if self._too_old(queue, item):
             self._end(queue, item)
             return True
-        return self._bury(queue, item)
+        return self._dead_letter(queue, item)
 
-    def _bury(self, queue: Queue, item: Item) -> bool:
+    def _dead_letter(self, queue: Queue, item: Item) -> bool:
         """Moves a message that had its chances to the dead-letter queue, if there is one."""
         settings = queue.settings
         if settings.max_receives is None or item.receives < settings.max_receives:
@@ -189,9 +189,22 @@ class Model:
         line = [item for item in self.line(queue) if item.number not in aside]
         if not line:
             return None
-        level = [item for item in line if item.priority == line[0].priority]
+        return self._first_of(queue, line, line[0].priority)
+
+    def _first_of(self, queue: Queue, line: list[Item], priority: int) -> Item:
+        level = [item for item in line if item.priority == priority]
         quiet = [item for item in level if not self._is_noisy(queue, item)]
         return (quiet or level)[0]
+
+    def _next_by_age(self, queue: Queue) -> Item | None:
+        """Of the first messages of all priorities the oldest, if it has the priority age."""
+        age_ms = queue.settings.priority_age_ms
+        if age_ms is None:
+            return None
+        line = self.line(queue)
+        firsts = [self._first_of(queue, line, each) for each in {item.priority for item in line}]
+        aged = [item for item in firsts if item.arrived_at_ms + age_ms <= self.now_ms]
+        return min(aged, key=lambda item: item.rank, default=None)
 
     def _is_noisy(self, queue: Queue, item: Item) -> bool:
         if item.group is None:
@@ -272,11 +285,11 @@ class Model:
         mine: list[str] = []
         self.just_taken = set()
         while len(given) < limit:
-            item = self._next(queue, mine, set())
+            item = self._next_by_age(queue) or self._next(queue, mine, set())
             if item is None:
                 break
             mine.append(item.group or "")
-            if self._bury(queue, item):
+            if self._dead_letter(queue, item):
                 continue
             item.state, item.due_at_ms = "in_flight", self.now_ms + visibility_ms
             item.epoch += 1

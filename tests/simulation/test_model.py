@@ -286,6 +286,7 @@ class Lives(RuleBasedStateMachine):
                 "retention_ms": st.sampled_from([30_000, 345_600_000]),
                 "messages_max": st.sampled_from([3, 10, None]),
                 "in_flight_max": st.sampled_from([2, None]),
+                "priority_age_ms": st.sampled_from([1, 700, 30_000, None]),
             },
         ),
         max_receives=st.none() | st.integers(1, 3),
@@ -299,6 +300,7 @@ class Lives(RuleBasedStateMachine):
             changes["max_receives"] = max_receives
         if SETTINGS[name].get("fifo"):
             changes["dedup_per_group"] = per_group
+            changes.pop("priority_age_ms", None)
         reply = outcome(lambda: self.configured(name, changes))
         self.run(ConfigureQueue(name, changes), lambda: reply)
 

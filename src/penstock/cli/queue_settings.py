@@ -51,6 +51,13 @@ SETTINGS: Final = (
     Setting("max_messages", "messages_max", "count", "the most messages a queue holds", True),
     Setting("max_bytes", "bytes_max", "size", "the most bytes a queue holds", True),
     Setting("max_in_flight", "in_flight_max", "count", "the most claims at a time", True),
+    Setting(
+        "priority_age",
+        "priority_age_ms",
+        "duration",
+        "pull a message of this age before younger ones of any priority",
+        True,
+    ),
     Setting("dead_letter", "dead_letter", "queue", "queue for messages pulled too often", True),
     Setting("max_receives", "max_receives", "count", "pulls before a message moves there", True),
     Setting("fifo", "fifo", "switch", "strict order in each group; set at creation only"),

@@ -106,9 +106,15 @@ def receives(delivery: Delivery) -> int:
     return delivery.epoch if move is None else delivery.epoch - move.epoch
 
 
+def arrived_at_ms(delivery: Delivery) -> int:
+    """When the message came into this queue: pushed, or moved from another one.
+
+    Messages of one queue have arrived in the order of their ranks.
+    """
+    move = delivery.move
+    return delivery.pushed_at_ms if move is None else move.at_ms
+
+
 def expiry_ms(delivery: Delivery, retention_ms: int) -> int:
     """When the message expires: by its own TTL, or by the queue's retention."""
-    if delivery.expires_at_ms:
-        return delivery.expires_at_ms
-    move = delivery.move
-    return (delivery.pushed_at_ms if move is None else move.at_ms) + retention_ms
+    return delivery.expires_at_ms or arrived_at_ms(delivery) + retention_ms

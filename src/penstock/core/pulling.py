@@ -10,6 +10,7 @@ unclaimed, and the pull ends: with the messages claimed before it, or by raising
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.delivery import Delivery, size_bytes
@@ -63,7 +64,7 @@ def pull(
     deadline_ms = now_ms + visibility_ms
     # While many messages are due, some that have expired may not be settled yet.
     checks_age = shard.alarm.next_ms <= now_ms and queue.may_have_expired(now_ms)
-    if limit == 1 and not checks_age and not settings.fifo and settings.max_receives is None:
+    if limit == 1 and not checks_age and queue.takes_first:
         return _take_one(queue, command, now_ms, deadline_ms, events, load)
     if limit > 1 and not checks_age and _is_plain(queue, command):
         claims, is_done = _take_plain(queue, command, limit, now_ms, deadline_ms, events, load)
@@ -112,7 +113,7 @@ def _take_one(
     events: list[AnyEvent],
     load: Load | None,
 ) -> list[Delivery]:
-    """Claims one message of a standard queue without dead letters: `_take` for the usual pull."""
+    """Claims one message where the first can be taken: `_take` for the usual pull."""
     delivery = queue.order.take(queue.in_flight)
     if delivery is None:
         return []
@@ -185,10 +186,14 @@ def _take(
     """Claims messages one by one until there are `limit` claims, or no message is left."""
     order = queue.order
     max_receives = queue.settings.max_receives
+    take: Callable[[int], Delivery | None] = order.take
+    priority_age_ms = queue.settings.priority_age_ms
+    if priority_age_ms is not None and not isinstance(order, FifoOrder):
+        take = partial(order.take_by_age, now_ms - priority_age_ms)
     room_bytes = None if command.limit == 1 else command.bytes_max
     order.begin_pull()
     while len(claims) < limit and len(events) < limit + SKIPPED_MAX:
-        delivery = order.take(queue.in_flight)
+        delivery = take(queue.in_flight)
         if delivery is None:
             break
         if checks_age and queue.is_expired(delivery, now_ms):

@@ -518,7 +518,7 @@ class ShardState:
         if _without_notes(queue.settings) != _without_notes(event.settings):
             queue.configured_at_ms = event.at_ms
         retention_ms = queue.settings.retention_ms
-        queue.settings = event.settings
+        queue.use_settings(event.settings)
         # For an empty queue too: its next examination was set by the old retention.
         if event.settings.retention_ms != retention_ms:
             queue.retention.start_over()

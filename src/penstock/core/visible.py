@@ -2,8 +2,10 @@
 
 Standard queues: highest priority first, then arrival. Among groups, one that holds more than its
 share of what is in flight (a noisy group) waits until no other group has a message of that
-priority. FIFO queues: within a group strictly by arrival, and nothing past a message in flight;
-among groups, first the one whose first message has been available longest.
+priority. With a priority age, the first messages of all priorities are compared, and the one that
+arrived first is next if it has that age. FIFO queues: within a group strictly by arrival, and
+nothing past a message in flight; among groups, first the one whose first message has been available
+longest.
 
 Removal is mostly lazy: a message that is no longer VISIBLE is skipped when it comes to the front. A
 line's new messages are already in order (a deque); only those that come back need a heap.
@@ -15,7 +17,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from operator import attrgetter, itemgetter
 from typing import Final
 
-from penstock.core.delivery import GONE, VISIBLE, Delivery
+from penstock.core.delivery import GONE, VISIBLE, Delivery, arrived_at_ms
 from penstock.core.discards import Container
 from penstock.core.lazyheap import LazyHeap
 
@@ -170,8 +172,23 @@ class Level:
         else:
             line.fresh.append(delivery)
 
+    def first(self, in_flight: int) -> Delivery | None:
+        """The next message, which stays where it is."""
+        return (self._next_group(in_flight) or self.line).first()
+
     def take(self, in_flight: int) -> Delivery | None:
-        """Takes out the next message, quiet groups before noisy ones."""
+        """Takes out the next message."""
+        chosen = self._next_group(in_flight)
+        if chosen is None:
+            return self.line.take()
+        delivery = chosen.take()
+        following = chosen.first()
+        if following is not None:
+            self.ready.enlist(following.group or "", chosen, following)
+        return delivery
+
+    def _next_group(self, in_flight: int) -> Line | None:
+        """The group with the next message, quiet before noisy; None if it is one without group."""
         plain = self.line.first()
         noisy: list[tuple[int, str]] = []
         chosen: Line | None = None
@@ -188,13 +205,7 @@ class Level:
             heappush(self.ready, entry)
         if chosen is None and plain is None and noisy:
             chosen = self.groups[noisy[0][1]]
-        if chosen is None:
-            return self.line.take()
-        delivery = chosen.take()
-        following = chosen.first()
-        if following is not None:
-            self.ready.enlist(following.group or "", chosen, following)
-        return delivery
+        return chosen
 
     def count_in_flight(self, group: str, change: int) -> None:
         """Counts how many messages of a group are in flight."""
@@ -262,6 +273,20 @@ class StandardOrder:
             if delivery is not None:
                 return delivery
         return None
+
+    def take_by_age(self, aged_at_ms: int, in_flight: int) -> Delivery | None:
+        """Takes out the next message if those that arrived by `aged_at_ms` are first.
+
+        Ranks are in the order of arrival: if the lowest among the first messages of all priorities
+        is too young, so are all others.
+        """
+        if self.is_by_arrival:
+            return self.take(in_flight)
+        firsts = (level.first(in_flight) for level in self._levels)
+        oldest = min((each for each in firsts if each is not None), key=_rank, default=None)
+        if oldest is None or arrived_at_ms(oldest) > aged_at_ms:
+            return self.take(in_flight)
+        return self._by_priority[oldest.priority].take(in_flight)
 
     def take_plain(self, limit: int) -> list[Delivery]:
         """Takes out up to `limit` messages at once; none unless arrival alone decides the order."""
@@ -489,5 +514,6 @@ def _turn(first: Delivery) -> Turn | None:
         return None
     if first.due_at_ms:
         return first.due_at_ms, True, first.rank
+    # As `arrived_at_ms`, without the call: this is done several times for each message.
     move = first.move
     return first.pushed_at_ms if move is None else move.at_ms, False, first.rank

@@ -37,7 +37,12 @@ NAMES = ["plain", "fifo", "lazy", "plain-dead", "fifo-dead", "late"]
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"dead_letter": "plain-dead", "max_receives": 2, "visibility_ms": 4_000},
     "fifo": {"fifo": True, "dead_letter": "fifo-dead", "max_receives": 2, "visibility_ms": 3_000},
-    "lazy": {"delay_ms": 2_000, "visibility_ms": 1_000, "retention_ms": 60_000},
+    "lazy": {
+        "delay_ms": 2_000,
+        "visibility_ms": 1_000,
+        "retention_ms": 60_000,
+        "priority_age_ms": 4_000,
+    },
     "plain-dead": {},
     "fifo-dead": {"fifo": True},
     "late": {"dedup_by_content": True},

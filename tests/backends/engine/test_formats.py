@@ -63,6 +63,8 @@ from penstock.journal.snapshot import (
 from penstock.service import QueueSettings
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "blocks"
+# In order of age. The last has queues since their settings have a priority age.
+EVENT_FILES = ("events-1.txt", "events-2.txt", "events-3.txt", "events-4.txt")
 AT_MS = 1_700_000_000_123
 SETTINGS = QueueSettings(dead_letter="dead", max_receives=3, annotations={"a": "b"})
 PUSHED = Pushed(
@@ -72,6 +74,9 @@ PUSHED = Pushed(
 EVENTS: dict[str, list[Any]] = {
     "QueueCreated": [QueueCreated(AT_MS, 2, "orders", SETTINGS)],
     "QueueConfigured": [QueueConfigured(AT_MS, 2, SETTINGS)],
+    "QueueConfigured, priority age": [
+        QueueConfigured(AT_MS, 2, QueueSettings(priority_age_ms=300_000))
+    ],
     "QueueRemoved": [QueueRemoved(AT_MS, 2, 1_000)],
     "QueuePurged": [QueuePurged(AT_MS, 2, 5, 99)],
     "Pushed, plain": [Pushed(AT_MS, 2, 76, b"hi", size_bytes=2)],
@@ -108,8 +113,8 @@ def golden(name):
 
 
 def golden_events():
-    """The blocks of every kind: a file is never edited, so later kinds have files of their own."""
-    return golden("events-1.txt") | golden("events-2.txt") | golden("events-3.txt")
+    """The newest block of every kind: a file is never edited, so later ones have their own."""
+    return {name: block for file in EVENT_FILES for name, block in golden(file).items()}
 
 
 @pytest.mark.parametrize("name", EVENTS)
@@ -127,6 +132,13 @@ def test_golden_blocks_are_written_and_read_as_these_bytes(name):
         assert found[0].pushed.expires_at_ms == PUSHED.expires_at_ms
         return
     assert found == events
+
+
+@pytest.mark.parametrize("file", EVENT_FILES)
+def test_every_golden_block_of_a_queue_ever_written_is_read(file):
+    for name, block in golden(file).items():
+        if name.startswith("Queue"):
+            assert [event for event, _ in codec.decode(block, 0)] == EVENTS[name]
 
 
 def test_every_kind_of_event_has_a_golden_block():
@@ -242,20 +254,20 @@ def write_golden_snapshot(directory):
 def test_the_golden_snapshot_is_what_is_written(tmp_path):
     path = write_golden_snapshot(tmp_path)
     assert path.name == "snapshot-0000000000001000"
-    assert path.read_bytes() == b"".join(golden("snapshot-3.txt").values())
+    assert path.read_bytes() == b"".join(golden("snapshot-4.txt").values())
     outline = read_outline(path)
     assert outline is not None
     assert (outline.number, outline.term) == (3, 7)
 
 
-@pytest.mark.parametrize("name", ["snapshot-1.txt", "snapshot-2.txt", "snapshot-3.txt"])
+@pytest.mark.parametrize("name", [f"snapshot-{number}.txt" for number in range(1, 5)])
 def test_the_golden_snapshots_are_read_as_their_state(tmp_path, name):
     path = tmp_path / "snapshot-0000000000001000"
     path.write_bytes(b"".join(golden(name).values()))
     taken = read_snapshot(path)
     outline, slices = example_snapshot()
     assert taken is not None
-    if name != "snapshot-3.txt":
+    if name in ("snapshot-1.txt", "snapshot-2.txt"):
         assert read_outline(path) == outline
     assert (taken.outline.offset, taken.outline.at_ms) == (4_096, AT_MS + 2)
     assert taken.is_ordered

@@ -126,7 +126,7 @@ def pair(quick_path):
 
 def test_queues_and_messages_appear_on_the_mirror_as_they_were_made(pair):
     primary = pair.primary
-    primary.create("orders", visibility_timeout=5)
+    primary.create("orders", visibility_timeout=5, priority_age=60)
     pair.sync()
     primary.push("orders", b"plain")
     primary.push("orders", b"first", priority=9, attributes={"kind": "test", "raw": b"\xff"})
@@ -136,7 +136,8 @@ def test_queues_and_messages_appear_on_the_mirror_as_they_were_made(pair):
     primary.push_many("orders", [b"%d" % i for i in range(1_200)])
     assert pair.sync().behind_bytes == 0
     pair.check_same()
-    assert pair.mirror.describe("orders").settings.visibility_ms == 5_000
+    copied = pair.mirror.describe("orders").settings
+    assert (copied.visibility_ms, copied.priority_age_ms) == (5_000, 60_000)
     assert pair.mirror.describe("line.fifo").settings.fifo
 
 
@@ -559,20 +560,24 @@ def test_only_a_store_can_be_mirrored_and_not_to_itself(tmp_path):
 
 def test_fields_that_the_mirrors_service_lacks_are_left_out(quick_path):
     class PlainEngine(BlockingEngine):
-        LACKS: ClassVar = dict.fromkeys(["dedup", "fair groups", "fifo", "priority order"], "no")
+        LACKS: ClassVar = dict.fromkeys(
+            ["dedup", "fair groups", "fifo", "priority order", "priority age"], "no"
+        )
 
         def execute(self, command):
             for item in getattr(command, "items", []):
                 if isinstance(item, Push) and (item.group or item.dedup_id or item.priority):
                     raise UnsupportedOperation("no")
-            if isinstance(command, CreateQueue) and command.settings.get("retention_ms"):
-                raise InvalidField("retention: at most 14 days")
+            if isinstance(command, CreateQueue):
+                assert "priority_age_ms" not in command.settings
+                if command.settings.get("retention_ms"):
+                    raise InvalidField("retention: at most 14 days")
             return super().execute(command)
 
     pair = MirrorPair(quick_path, PlainEngine)
     pair.primary.create("line.fifo")
     pair.primary.push("line.fifo", b"1", group="a")
-    pair.primary.create("orders")
+    pair.primary.create("orders", priority_age=60)
     pair.primary.push("orders", b"2", priority=3, group="b", dedup_id="c")
     progress = pair.sync()
     assert (progress.pushed, progress.refused) == (2, 0)

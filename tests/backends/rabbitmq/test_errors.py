@@ -188,6 +188,7 @@ def test_a_name_that_rabbitmq_reserves_is_refused(queues):
         {"fifo": True},
         {"dedup_by_content": True},
         {"max_in_flight": 5},
+        {"priority_age": 5},
     ],
     ids=str,
 )

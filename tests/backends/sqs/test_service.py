@@ -311,6 +311,7 @@ def test_an_old_receipt_of_a_fifo_queue_is_refused(timed, local):
         ({"max_messages": 5}, "^max_messages: "),
         ({"max_bytes": 5}, "^max_bytes: "),
         ({"max_in_flight": 5}, "120,000"),
+        ({"priority_age": 5}, "^priority_age: SQS has no priorities"),
         ({"dedup_by_content": True}, "FIFO"),
     ],
     ids=str,

@@ -66,6 +66,23 @@ def chunks(chance, data):
         data = data[size:]
 
 
+def send_and_drain(port, parts):
+    """Sends parts of a stream and reads to the end; fails if the server does not close it."""
+    sent = []
+    with socket.create_connection(("127.0.0.1", port), 5) as wire:
+        try:
+            for part in parts:
+                sent.append(part)
+                wire.sendall(part)
+            wire.shutdown(socket.SHUT_WR)
+            while wire.recv(65_536):
+                pass
+        except TimeoutError:
+            pytest.fail(f"the server did not answer {b''.join(sent)!r}")
+        except OSError:
+            pass  # it had answered and closed before it was sent everything
+
+
 def take_request(kind, body):
     """What a server does with a frame; true if it held a command."""
     try:
@@ -149,17 +166,7 @@ def test_no_stream_of_frames_crashes_or_holds_up_a_daemon(golden, tmp_path, reco
             for turn in range(DAEMON_STREAMS):
                 stream = b"".join(chance.choice(golden) for _ in range(3))
                 sent = hello + mutated(chance, stream) if turn % 4 else mutated(chance, hello)
-                with socket.create_connection(("127.0.0.1", daemon.port), 5) as wire:
-                    try:
-                        for chunk in chunks(chance, sent):
-                            wire.sendall(chunk)
-                        wire.shutdown(socket.SHUT_WR)
-                        while wire.recv(65_536):
-                            pass
-                    except TimeoutError:
-                        pytest.fail(f"the daemon did not answer {sent!r}")
-                    except OSError:
-                        pass  # it had answered and closed before it was sent everything
+                send_and_drain(daemon.port, chunks(chance, sent))
         grown_bytes = seen.peak_bytes - before_bytes
         record_property("figure", f"{seen.longest_ms:.0f} ms, {grown_bytes / 2**20:.1f} MiB")
         assert seen.longest_ms <= 200 * SLACK

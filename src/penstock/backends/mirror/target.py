@@ -74,8 +74,14 @@ _ROUNDS_MAX: Final = 3
 # How long after a repeated push duplicates are searched for: the broker has noticed the end of the
 # lost connection by then.
 _DUPLICATES_S: Final = 10.0
-# Settings that are copied. The others, such as dead letters, would change the mirror by themselves.
-_COPIED: Final = ("visibility_ms", "wait_ms", "body_bytes_max")
+# Settings that are copied, and the behaviour that a service needs for it, if any. The others, such
+# as dead letters, would change the mirror by themselves.
+_COPIED: Final = {
+    "visibility_ms": "",
+    "wait_ms": "",
+    "body_bytes_max": "",
+    "priority_age_ms": "priority age",
+}
 
 
 class HiddenClaim(NamedTuple):
@@ -109,6 +115,7 @@ class MirrorTarget:
             for number, (queue, receipt) in state.held.items()
         }
         self._pushes = MarkedPushes(service.LACKS, state.journal[:12])
+        self._copied = [field for field, needs in _COPIED.items() if needs not in service.LACKS]
         # Queues whose marks must be read before the next pushes, which may have been made already.
         self.uncertain: set[str] = set()
         # The messages that were found in them, by queue.
@@ -138,7 +145,7 @@ class MirrorTarget:
         default = QueueSettings()
         copied = {
             field: getattr(settings, field)
-            for field in _COPIED
+            for field in self._copied
             if getattr(settings, field) != getattr(default, field)
         }
         wanted: dict[str, Any] = {**copied, "retention_ms": TTL_MS_MAX}
@@ -158,7 +165,7 @@ class MirrorTarget:
 
     def configure(self, name: str, settings: QueueSettings) -> None:
         """Changes the copied settings, as far as the mirror's service allows them."""
-        for field in _COPIED:
+        for field in self._copied:
             with suppress(RequestError):
                 change = {field: getattr(settings, field)}
                 self._calls.execute(ConfigureQueue(name, change))

@@ -29,6 +29,7 @@ _LATE_LIMIT: Final = (
 
 # Behaviours of the contract that are missing, by their names in the conformance suite.
 COMMON: Final[Mapping[str, str]] = {
+    "priority age": "RabbitMQ sorts by priority alone, and does not change a message's priority",
     "fair groups": _NO_GROUPS,
     "peek": _SHOWN_BY_DELIVERY,
     "peek states": _SHOWN_BY_DELIVERY,

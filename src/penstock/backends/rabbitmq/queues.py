@@ -49,6 +49,7 @@ _LIMITED_DEAD: Final = (
 # Settings that RabbitMQ does not support, and the missing behaviour of each.
 _UNSUPPORTED: Final = {
     "in_flight_max": "in-flight limit",
+    "priority_age_ms": "priority age",
     "fifo": "fifo",
     "dedup_by_content": "dedup by content",
     "dedup_per_group": "dedup per group",

@@ -14,6 +14,7 @@ _IN_CLOUDWATCH: Final = "SQS reports this to CloudWatch only"
 # Behaviours of the contract, by the names the conformance suite has for them.
 LACKS: Final[Mapping[str, str]] = {
     "priority order": "SQS has no priorities; use a queue for each",
+    "priority age": "SQS has no priorities; use a queue for each",
     "peek": _ONLY_BY_PULL,
     "peek states": _ONLY_BY_PULL,
     "gone already": "SQS gives the same answer, so every delete reports success",

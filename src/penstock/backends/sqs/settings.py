@@ -65,6 +65,7 @@ def check_settings(
         ("messages_max", "capacity by messages"),
         ("bytes_max", "capacity by bytes"),
         ("in_flight_max", "in-flight limit"),
+        ("priority_age_ms", "priority age"),
     ):
         if given.get(field) not in (None, IN_FLIGHT_MAX if field == "in_flight_max" else None):
             raise UnsupportedOperation(f"{field}: {lacks[lacking]}")

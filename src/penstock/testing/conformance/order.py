@@ -1,5 +1,6 @@
 """The contract on order: arrival, priority, the head, fair groups, and peek."""
 
+from penstock.errors import InvalidField
 from penstock.testing.conformance.seam import Contract, behaviour
 
 
@@ -43,6 +44,99 @@ class OrderContract(Contract):
         self.store.push(queue, "high", priority=2)
         self.store.release(claim)
         assert self.drain(queue) == ["high", "low"]
+
+    @behaviour("priority order", "priority age")
+    def test_a_message_of_the_priority_age_is_pulled_before_younger_ones(self) -> None:
+        queue = self.queue(priority_age=self.seconds(10))
+        self.store.push(queue, "low", priority=0)
+        self.pass_time(5)
+        self.store.push(queue, "high", priority=9)
+        assert self.claim(queue).body == b"high"
+        self.pass_time(5)
+        self.store.push(queue, "higher", priority=9)
+        assert self.drain(queue) == ["low", "higher"]
+
+    @behaviour("priority order", "priority age")
+    def test_messages_of_the_priority_age_are_pulled_in_the_order_of_arrival(self) -> None:
+        queue = self.queue(priority_age=self.seconds(5))
+        for body, priority in [("a", 0), ("b", 9), ("c", 0), ("d", 4), ("e", 9)]:
+            self.store.push(queue, body, priority=priority)
+        self.pass_time(5)
+        for body, priority in [("young", 0), ("urgent", 9)]:
+            self.store.push(queue, body, priority=priority)
+        first = [claim.body for claim in self.store.pull_many(queue, 4)]
+        assert first == [b"a", b"b", b"c", b"d"]
+        assert self.drain(queue) == ["e", "urgent", "young"]
+
+    @behaviour("priority order", "priority age")
+    def test_without_a_priority_age_an_old_message_waits_for_higher_priorities(self) -> None:
+        queue = self.queue(priority_age=self.seconds(5))
+        self.store.configure(queue, priority_age=None)
+        self.store.push(queue, "low", priority=0)
+        self.pass_time(10)
+        self.push_all(queue, "high1", "high2", priority=9)
+        assert self.claim(queue).body == b"high1"
+        # It counts from now on, for messages that arrived before it was set, too.
+        self.store.configure(queue, priority_age=self.seconds(5))
+        assert self.drain(queue) == ["low", "high2"]
+
+    @behaviour("priority order", "priority age", "head", "release")
+    def test_a_returned_message_has_the_age_since_its_arrival(self) -> None:
+        queue = self.queue(priority_age=self.seconds(10))
+        self.store.push(queue, "low", priority=0)
+        held = self.claim(queue)
+        self.pass_time(10)
+        self.push_all(queue, "high", priority=9)
+        self.store.release(held)
+        assert self.drain(queue) == ["low", "high"]
+
+    @behaviour("priority order", "priority age", "delay")
+    def test_a_delayed_message_of_the_priority_age_is_pulled_when_it_is_due_and_not_before(
+        self,
+    ) -> None:
+        queue = self.queue(priority_age=self.seconds(5))
+        self.store.push(queue, "later", priority=0, delay=self.seconds(10))
+        self.pass_time(5)
+        self.push_all(queue, "high1", "high2", priority=9)
+        assert self.claim(queue).body == b"high1"
+        self.pass_time(5)
+        assert self.drain(queue) == ["later", "high2"]
+
+    @behaviour("priority order", "priority age", "fair groups")
+    def test_a_noisy_group_waits_for_the_others_of_its_priority_at_any_age(self) -> None:
+        queue = self.queue(priority_age=self.seconds(5))
+        self.push_all(queue, *(f"noisy{number}" for number in range(42)), group="noisy")
+        held = [claim for _ in range(4) for claim in self.store.pull_many(queue, 10)]
+        assert len(held) == 40
+        self.store.push(queue, "quiet", group="quiet")
+        self.pass_time(5)
+        self.store.push(queue, "high", priority=9)
+        assert self.drain(queue) == ["quiet", "noisy40", "noisy41", "high"]
+
+    @behaviour("priority order", "priority age")
+    def test_a_flood_of_a_high_priority_starves_a_low_one_only_without_a_priority_age(self) -> None:
+        strict, aged = self.queue(), self.queue(priority_age=self.seconds(5))
+        pulled: dict[str, list[bytes]] = {strict: [], aged: []}
+        for queue in pulled:
+            self.store.push(queue, "low", priority=0)
+        # Three arrive in each second, and two can be consumed.
+        for _ in range(6):
+            for queue, found in pulled.items():
+                self.push_all(queue, "high1", "high2", "high3", priority=9)
+                for claim in self.store.pull_many(queue, 2):
+                    self.store.delete(claim)
+                    found.append(claim.body)
+            self.pass_time(1)
+        assert b"low" not in pulled[strict]
+        assert pulled[aged].count(b"low") == 1
+
+    @behaviour("bad input", "priority age", "fifo")
+    def test_a_fifo_queue_is_refused_a_priority_age(self) -> None:
+        queue = self.queue(fifo=True)
+        with self.refused("priority_age", InvalidField):
+            self.store.configure(queue, priority_age=5)
+        with self.refused("priority_age", InvalidField):
+            self.store.create(self.name(fifo=True), fifo=True, priority_age=5)
 
     @behaviour("head", "timeout")
     def test_timed_out_messages_return_to_their_places_at_the_head(self) -> None:

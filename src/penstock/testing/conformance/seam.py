@@ -28,6 +28,7 @@ STATES: Final[tuple[State, ...]] = ("visible", "delayed", "in_flight")
 BEHAVIOURS: Final[Mapping[str, str]] = {
     "arrival order": "messages of one priority are pulled in the order they were pushed",
     "priority order": "a higher priority is pulled first",
+    "priority age": "messages of an age can be pulled before younger ones of any priority",
     "head": "a released or timed-out message returns to its place at the head",
     "fair groups": "on a standard queue no group starves the others",
     "peek": "messages can be read, in order, without claiming them",

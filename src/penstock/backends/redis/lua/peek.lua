@@ -2,7 +2,8 @@
 -- Shows messages in one state. Keys: as in queue.lua.
 --
 -- ARGV 4: limit; 5: visible, delayed or in_flight; 6: bytes_max (-1: none).
--- Reply: queue number, time, owed, then for each message NUMBER, message, and its state or nil. Visible ones in the order of pulls, the others by when that state ends.
+-- Reply: queue number, time, owed, then for each message NUMBER, message, and its state or nil. Visible
+-- ones by priority and arrival, the others by when that state ends.
 
 if not open() then return false end
 settle()

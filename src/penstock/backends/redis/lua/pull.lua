@@ -17,9 +17,13 @@ local limit, visibility_ms, wait_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), tonu
 local attempt, holder, bytes_max = ARGV[7], ARGV[8], tonumber(ARGV[9])
 local waiter, address, is_last = ARGV[11], ARGV[12], ARGV[13] == '1'
 settle(limit)
-local defaults = call('HMGET', META, 'visibility_ms', 'wait_ms')
-if visibility_ms < 0 then visibility_ms = tonumber(defaults[1]) end
-if wait_ms < 0 then wait_ms = tonumber(defaults[2]) end
+local settings = call('HMGET', META, 'visibility_ms', 'wait_ms', 'priority_age_ms')
+if visibility_ms < 0 then visibility_ms = tonumber(settings[1]) end
+if wait_ms < 0 then wait_ms = tonumber(settings[2]) end
+-- A message that arrived then or before is pulled before younger ones, whatever their priorities; nil
+-- if priority is strict.
+local priority_age_ms = tonumber(settings[3] or '')
+local aged = priority_age_ms and now - priority_age_ms
 local deadline = now + visibility_ms
 local deadline_digits = digits(deadline)
 local results = {q.identity, digits(now), 0, 'claims', deadline_digits}
@@ -121,28 +125,44 @@ local function is_noisy(line)
 end
 
 -- The next message of a standard queue with groups: the first of the highest priority, but one of a
--- noisy group only if no other has a message of that priority.
-local function choose()
-  local plain = call('ZRANGEBYSCORE', QUEUED, '-inf', '(' .. digits(DELAYED), 'WITHSCORES', 'LIMIT', 0, 1)
+-- noisy group only if no other has a message of that priority. Of the priorities whose scores begin
+-- at `from` or later. Returns its number, and where the scores of the next priority begin.
+local function choose(from)
+  local plain = call('ZRANGEBYSCORE', QUEUED, from, '(' .. digits(DELAYED), 'WITHSCORES', 'LIMIT', 0, 1)
   local plain_score = tonumber(plain[2])
-  local heads = call('ZRANGE', HEADS, 0, 9, 'WITHSCORES')
-  if not heads[1] then return plain[1], nil end
-  local band = floor(math.min(plain_score or DELAYED, tonumber(heads[2])) / BAND)
-  if plain_score and floor(plain_score / BAND) > band then plain_score = nil end
+  local heads = call('ZRANGEBYSCORE', HEADS, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 10)
+  local first_score = math.min(plain_score or DELAYED, tonumber(heads[2]) or DELAYED)
+  if first_score == DELAYED then return nil end
+  local band = floor(first_score / BAND)
+  local next_band = (band + 1) * BAND
+  if plain_score and plain_score >= next_band then plain_score = nil end
   local noisy = nil
   for place = 1, #heads, 2 do
     local score = tonumber(heads[place + 1])
-    if floor(score / BAND) > band or (plain_score and plain_score < score) then break end
-    if not is_noisy(heads[place]) then return digits(score % BAND), heads[place] end
-    noisy = noisy or place
+    if score >= next_band or (plain_score and plain_score < score) then break end
+    if not is_noisy(heads[place]) then return digits(score % BAND), next_band end
+    noisy = noisy or score
   end
-  if plain_score then return plain[1], nil end
-  if noisy then return digits(tonumber(heads[noisy + 1]) % BAND), heads[noisy] end
-  return nil, nil
+  if plain_score then return plain[1], next_band end
+  return digits(noisy % BAND), next_band
 end
 
-local function take_one()
-  local number, line = choose()
+-- The number of the next message if it has the queue's priority age: of the first messages of all
+-- priorities, the one that arrived first. Numbers are in the order of arrival, so if it is too young,
+-- so are the others. One step for each priority that has messages, however many they are.
+local function choose_aged()
+  local oldest = nil
+  local number, from = choose(0)
+  while number do
+    if not oldest or tonumber(number) < tonumber(oldest) then oldest = number end
+    number, from = choose(from)
+  end
+  if not oldest then return nil end
+  local arrived = call('ZSCORE', ARRIVALS, oldest) or call('ZSCORE', OVERDUE, oldest)
+  return tonumber(arrived) <= aged and oldest or nil
+end
+
+local function take_one(number)
   if not number then return false end
   local payload = call('HGET', MESSAGES, number)
   local s = state_from(call('HGET', STATE, number), payload)
@@ -172,14 +192,19 @@ local function take_group(most)
 end
 
 local function take(most)
+  -- Whether some message, in whatever state, has the queue's priority age.
+  local has_aged = aged and (call('ZCOUNT', ARRIVALS, '-inf', aged) > 0 or call('EXISTS', OVERDUE) == 1)
   while claims < most and skipped < SKIPPED_MAX do
     local left, may_have_more = most - claims, nil
+    local number = has_aged and choose_aged()
     if q.fifo then
       may_have_more = take_group(left)
+    elseif number then
+      may_have_more = take_one(number)
     elseif call('ZCARD', HEADS) == 0 then
       may_have_more = take_plain(left)
     else
-      may_have_more = take_one()
+      may_have_more = take_one(choose(0))
     end
     if not may_have_more then break end
   end
