@@ -556,5 +556,8 @@ def test_a_lake_that_an_earlier_release_wrote_is_migrated_in_place(
     fresh = Lake.open(tmp_path / "fresh", create=True)
     ingest(no_spark, fresh, str(store))
     assert audit(no_spark, fresh).events == verdict.events > 60
+    # Events that are read now show a setting that was added since.
+    added = ',"priority_age_ms":null'
     for each in (QUEUE_EVENTS, *TABLES):
-        assert rows_of(lake, each) == rows_of(fresh, each), each.name
+        expected = [row.replace(added, "") for row in rows_of(fresh, each)]
+        assert rows_of(lake, each) == sorted(expected), each.name
