@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.score import ROWS, Card, main, merged, rows_named
+from tools.score import ROWS, Card, main, merged, modules_naming, rows_named
 
 pytest_plugins = ["pytester"]
 
@@ -55,6 +55,19 @@ def test_only_the_tests_of_the_card_are_run_and_each_row_gets_its_verdict(pytest
     assert len(lines) == 7
     assert ROWS[3] in lines[1]
     assert lines[5:] == ["3   0 lost of 12", "4   0 lost of 12"]
+
+
+def test_the_verdict_says_how_many_tests_were_skipped():
+    card = Card([3, 4, 5, 6])
+    card.passed |= {3: 7, 5: 2}
+    card.skipped |= {3: 1, 4: 2, 5: 1}
+    card.failed[5] = 1
+    verdicts = ["passed (1 skipped)", "2 skipped", "FAILED (1)", "no test"]
+    assert [card.verdict(row) for row in (3, 4, 5, 6)] == verdicts
+
+
+def test_every_row_of_the_card_is_named_by_a_test():
+    assert [row for row in ROWS if not modules_naming(frozenset({row}))] == []
 
 
 def test_figures_of_one_kind_are_one_line_with_the_largest_of_each_number():

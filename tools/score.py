@@ -145,9 +145,10 @@ class Card:
         """The result of a row, with the number of tests that failed or were skipped."""
         if self.failed[row]:
             return f"FAILED ({self.failed[row]})"
-        if self.skipped[row]:
-            return f"skipped ({self.skipped[row]})"
-        return "passed" if self.passed[row] else "no test"
+        skipped = f"{self.skipped[row]} skipped" if self.skipped[row] else ""
+        if self.passed[row]:
+            return f"passed ({skipped})" if skipped else "passed"
+        return skipped or "no test"
 
     def text(self) -> str:
         """The card as text: a line for each row, then the figures, each row's largest."""

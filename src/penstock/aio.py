@@ -6,7 +6,6 @@ await queues.push("orders", b"hello")
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from penstock.backends import open_async_service
@@ -280,10 +279,5 @@ class AsyncQueues:
     async def __aenter__(self) -> "AsyncQueues":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

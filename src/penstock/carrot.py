@@ -15,7 +15,6 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Any, Final
 
 from penstock.client import to_bytes, to_list, to_ms
@@ -102,12 +101,7 @@ class CarrotMessage:
     def __enter__(self) -> "CarrotMessage":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self.is_answered:
             return
         if kind is None:
@@ -263,12 +257,7 @@ class CarrotClient:
     def __enter__(self) -> "CarrotClient":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -9,7 +9,6 @@ here than in `service`, and an error of `create` or `configure` uses the names h
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import sleep
-from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
 from penstock.clock import Clock, SystemClock
@@ -533,12 +532,7 @@ class Queues:
     def __enter__(self) -> "Queues":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -16,7 +16,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Literal, Self
 
 from penstock.errors import EngineClosed, InvalidField, QueueFull
@@ -226,12 +225,7 @@ class PersistedQueue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _require_open(self) -> None:

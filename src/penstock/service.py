@@ -39,6 +39,7 @@ WAIT_MS_MAX: Final = DAY_MS
 PRIORITY_MAX: Final = 9
 PULL_LIMIT_MAX: Final = 10_000
 PEEK_LIMIT_MAX: Final = 1_000
+QUEUES_LIMIT_MAX: Final = 2**31
 BATCH_ITEMS_MAX: Final = 10_000
 ATTRIBUTES_MAX: Final = 64
 ANNOTATIONS_MAX: Final = 256
@@ -531,6 +532,21 @@ def check_number(field: str, value: object, low: int, high: int) -> int:
         shown = value if -(10**30) < value < 10**30 else "a number of over 30 digits"
         raise InvalidField(f"{field}: {shown} is outside {low} to {high}")
     return value
+
+
+def check_pull(command: Pull) -> None:
+    """Checks the fields of a pull but its queue. Raises InvalidField."""
+    check_number("limit", command.limit, 1, PULL_LIMIT_MAX)
+    if command.visibility_ms is not None:
+        check_number("visibility_ms", command.visibility_ms, 0, VISIBILITY_MS_MAX)
+    if command.wait_ms is not None:
+        check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
+    if command.bytes_max is not None:
+        check_number("bytes_max", command.bytes_max, 0, 2**63 - 1)
+    if command.holder is not None:
+        check_id("holder", command.holder)
+    if command.attempt_id is not None:
+        check_id("attempt_id", command.attempt_id)
 
 
 def check_id(field: str, value: object) -> str:

@@ -117,6 +117,46 @@ def test_items_of_a_message_come_in_order_with_turns_between_them():
     asyncio.run(work())
 
 
+def test_items_without_data_have_turns_between_them_too():
+    async def work():
+        items = [(n, b"") for n in range(1_000)]
+        ((_, message),) = calls._pack(items)
+        turns = 0
+
+        def count():
+            nonlocal turns
+            turns += 1
+            asyncio.get_running_loop().call_soon(count)
+
+        count()
+        assert [each async for each in calls.in_slices(message)] == items
+        assert turns >= 5
+
+    asyncio.run(work())
+
+
+def test_parts_of_requests_are_joined_by_sender_and_the_oldest_are_dropped(monkeypatch):
+    monkeypatch.setattr(calls, "_HALF_RECEIVED_MAX", 3)
+    monkeypatch.setattr(calls, "_HALF_RECEIVED_BYTES_MAX", 100)
+    monkeypatch.setattr(calls, "FRAME_BYTES_MAX", 60 - calls.PART_BYTES)
+    assembly = calls.Assembly()
+    for sender in ("a", "b"):
+        assembly.add(sender, b"1" + sender.encode())
+        assembly.add(sender, b"2")
+    assert assembly.whole("b", b"3") == b"1b23"
+    assert assembly.whole("b", b"alone") == b"alone"
+    for sender in ("c", "d", "e"):
+        assembly.add(sender, sender.encode())
+    assert assembly.whole("a", b"too many") == b"too many"
+    assembly.add("c", b"x" * 50)
+    assembly.add("d", b"y" * 50)
+    assert assembly.whole("c", b"all too large") == b"all too large"
+    assembly.add("d", b"y" * 20)
+    assert assembly.whole("d", b"itself too large") == b"itself too large"
+    assert assembly.whole("e", b"!") == b"e!"
+    assert assembly._bytes == 0
+
+
 @pytest.mark.parametrize("size", [0, 1, 1_024, 1_025, 70_000])
 def test_bodies_of_every_size_arrive_whole(on_cluster, size):
     async def work(cluster):

@@ -1,17 +1,24 @@
-"""boto3 against three endpoints of a cluster at once: each call goes to another of them.
+"""The endpoints of a cluster's three nodes: boto3 uses them in turn, and none delays the others.
 
-The tests are those of a single endpoint, with clients that use the endpoints in turn.
+The tests with boto3 are those of a single endpoint, with clients that call another one each time.
 """
 
 import asyncio
 import itertools
+import json
 import re
+import socket
 import time
+from contextlib import closing, suppress
 
 import boto3
 import pytest
 from botocore.config import Config
 
+from penstock.errors import PenstockError
+from tests.cluster.attacks import COMMANDS, MESSAGES_BETWEEN_NODES, NodeCrowd
+from tests.measure import SLACK
+from tests.server.sqs.test_attacks import answer, post
 from tests.server.sqs.test_boto3 import (
     test_a_batch_of_ten_succeeds_and_fails_entry_by_entry,
     test_a_long_poll_ends_when_a_message_arrives,
@@ -21,6 +28,7 @@ from tests.server.sqs.test_boto3 import (
     test_regions_and_accounts_do_not_see_each_other,
     test_without_keys_the_url_of_another_accounts_queue_opens_it,
 )
+from tests.server.sqs.test_crowds import get
 
 __all__ = [
     "test_a_batch_of_ten_succeeds_and_fails_entry_by_entry",
@@ -36,9 +44,10 @@ __all__ = [
 class Endpoints:
     """Three endpoints that look like one to the tests."""
 
-    def __init__(self, urls):
-        self.urls = urls
-        self.url = urls[0]
+    def __init__(self, nodes):
+        self.nodes = nodes
+        self.urls = [node.endpoint.rstrip("/") for node in nodes]
+        self.url = self.urls[0]
         self._clients = []
 
     def client(self, **options):
@@ -86,9 +95,8 @@ class InTurn:
 @pytest.fixture(scope="module")
 def server(local_cluster):
     asyncio.run(local_cluster.until_served())
-    urls = [node.endpoint.rstrip("/") for node in asyncio.run(local_cluster.status()).nodes]
-    assert len(urls) == 3
-    endpoints = Endpoints(urls)
+    endpoints = Endpoints(asyncio.run(local_cluster.status()).nodes)
+    assert len(endpoints.urls) == 3
     yield endpoints
     endpoints.close()
 
@@ -137,3 +145,69 @@ def test_a_queue_that_is_spread_serves_boto3_at_every_endpoint(local_cluster, sq
     assert received == sent
     sqs.create_queue(QueueName=queue_name)
     sqs.delete_queue(QueueUrl=url)
+
+
+PROCESSING_MS_MAX = 50 * SLACK
+
+
+def ask(action, **fields):
+    return post(action, json.dumps(fields).encode())
+
+
+REQUESTS = {
+    "metrics": get("/metrics"),
+    "a list": ask("ListQueues"),
+    "sources": ask("ListDeadLetterSourceQueues", QueueUrl="dead"),
+    "attributes": ask("GetQueueAttributes", QueueUrl="long", AttributeNames=["All"]),
+    "a message of 1 MiB": ask("SendMessage", QueueUrl="in", MessageBody="x" * 2**20),
+    "a purge": ask("PurgeQueue", QueueUrl="in"),
+    "no queue": ask("DeleteQueue", QueueUrl="missing"),
+}
+
+
+@pytest.fixture(scope="module")
+def crowd(local_cluster, server):
+    ports = {node.node: int(node.endpoint.rstrip("/").rpartition(":")[2]) for node in server.nodes}
+    with closing(NodeCrowd(local_cluster, ports)) as crowd:
+        crowd.fill()
+        yield crowd
+
+
+def check_delay(crowd, request, record_property):
+    took_ms = crowd.longest_ms(request, PROCESSING_MS_MAX)
+    record_property("figure", f"{took_ms:.0f} ms at a node of a cluster")
+    assert took_ms <= PROCESSING_MS_MAX
+
+
+@pytest.mark.parametrize("case", REQUESTS)
+def test_no_request_to_an_endpoint_delays_others_at_any_node(crowd, case, record_property):
+    """Row 20: an endpoint shares its event loop with the shards that its node owns."""
+
+    def request():
+        port = next(iter(crowd.ports.values()))
+        with socket.create_connection(("127.0.0.1", port), 30) as wire:
+            wire.sendall(REQUESTS[case])
+            assert answer(wire).startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 4"))
+
+    check_delay(crowd, request, record_property)
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_no_command_of_a_client_delays_others_at_any_node(crowd, case, record_property):
+    """Row 20: at the owner of a shard, and at the standbys that read its log."""
+
+    def request():
+        with suppress(PenstockError):
+            COMMANDS[case](crowd.service, crowd.first)
+
+    check_delay(crowd, request, record_property)
+
+
+@pytest.mark.parametrize("case", MESSAGES_BETWEEN_NODES)
+def test_no_message_between_nodes_delays_others_or_ends_a_node(crowd, case, record_property):
+    """Row 20: the largest messages, and malformed ones."""
+
+    def request():
+        crowd.send(*MESSAGES_BETWEEN_NODES[case])
+
+    check_delay(crowd, request, record_property)

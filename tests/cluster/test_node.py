@@ -8,8 +8,9 @@ from penstock.cluster.jetstream import JetStream
 from penstock.cluster.log import ReadSlots
 from penstock.cluster.membership import set_register
 from penstock.cluster.open import open_node
-from penstock.errors import StoreInUse
-from penstock.service import CreateQueue
+from penstock.cluster.spread import NOTE
+from penstock.errors import InvalidField, StoreInUse
+from penstock.service import ConfigureQueue, CreateQueue
 from tests.cluster.ledger import pace
 from tests.cluster.nodes import TIMEOUT_S
 
@@ -94,7 +95,7 @@ def test_a_shard_is_asked_for_only_once_the_standby_has_caught_up(on_cluster, mo
             await queues.push("q", b"%d" % number)
         await cluster.add("b")
         old, new = (cluster.nodes[name].node for name in "ab")
-        execute, end_standby = JetStream.execute, new._end_standby
+        execute, end_standby = JetStream.execute, new.end_standby
 
         async def execute_late(log, request):
             if log is new._replicated and type(request) is ReadSlots:
@@ -108,7 +109,7 @@ def test_a_shard_is_asked_for_only_once_the_standby_has_caught_up(on_cluster, mo
             return replica
 
         monkeypatch.setattr(JetStream, "execute", execute_late)
-        monkeypatch.setattr(new, "_end_standby", note_lag)
+        monkeypatch.setattr(new, "end_standby", note_lag)
         await new._replicated.run(set_register("pin.0", b"b"))
         await cluster.until(lambda: 0 in new.owned)
         assert (await queues.stats("q")).visible == 60
@@ -126,13 +127,13 @@ def test_new_standbys_are_started_one_at_a_time(on_cluster, monkeypatch):
         await cluster.until_owned("a")
         await cluster.add("b")
         node = cluster.nodes["b"].node
-        start_standby = node._start_standby
+        start_standby = node.resume_standby
 
         def count_new(replica):
             start_standby(replica)
             started.append(sum(each.is_new for each in node._standbys.values()))
 
-        monkeypatch.setattr(node, "_start_standby", count_new)
+        monkeypatch.setattr(node, "resume_standby", count_new)
         await cluster.until(lambda: len(node._standbys) + len(node.owned) == 8)
 
     on_cluster(work, shards=8)
@@ -153,8 +154,8 @@ def test_a_fenced_owner_answers_nothing_and_discards_its_state(on_cluster):
         await cluster.add("b")
         old = cluster.nodes["a"].node.owned[0]
         taken = cluster.nodes["b"].node
-        await taken._end_standby(0)
-        await taken._take(0, old.term)
+        await taken.end_standby(0)
+        await taken.take(0, old.term)
         await cluster.until(lambda: 0 in taken.owned)
         old.service.submit(CreateQueue("stale"))
         await cluster.until(lambda: cluster.nodes["a"].node.owned.get(0) is not old)
@@ -222,5 +223,46 @@ def test_two_nodes_of_one_name_are_refused(on_cluster):
         with pytest.raises(StoreInUse, match="'a' is already running"):
             await open_node(cluster.address, node="a", directory=cluster.path / "twin")
         await cluster.until_owned("a")
+
+    on_cluster(work, shards=1)
+
+
+def test_a_malformed_request_to_a_node_is_refused_and_changes_nothing(on_cluster):
+    requests = [b"", b"yield", b"yield \xc2\xb2", b"yield -1", b"yield 0 0", b"x" * 100_000]
+
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        before = cluster.owners()
+        client = queues.service._asker._client
+        name = cluster.address.name
+        for request in requests:
+            answer = await client.request(f"{name}.node.a.ask", request, timeout=TIMEOUT_S)
+            assert answer.data == b"? unknown request"
+        for subject in ("owned.x", "grown.x", "grown.9999"):
+            await client.publish(f"{name}.{subject}", b"\xff")
+        await queues.push("orders", b"x")
+        assert cluster.owners() == before
+
+    on_cluster(work, shards=1)
+
+
+def test_the_note_of_a_spread_queue_is_refused_in_the_settings_of_a_client(on_cluster):
+    async def work(cluster):
+        await cluster.add("a")
+        queues = await cluster.connect()
+        await queues.create("orders")
+        for number, note in enumerate(("junk", "[1, 2]")):
+            settings = {"annotations": {NOTE: note}}
+            create = CreateQueue(f"other{number}", settings)
+            for command in (create, ConfigureQueue("orders", settings)):
+                with pytest.raises(InvalidField, match="penstock cluster spread"):
+                    await queues.service.execute(command)
+            # Another router may send it all the same: the owner goes on.
+            await queues.service.ask(0, create)
+            await queues.push("orders", b"x")
+        assert (await queues.stats("orders")).messages == 2
+        assert not cluster.nodes["a"].node.failures
 
     on_cluster(work, shards=1)

@@ -446,6 +446,26 @@ def test_a_long_log_is_read_in_short_steps(log, owner, other):
     assert other.state == owner.state
 
 
+def test_a_large_extent_is_applied_in_short_steps_and_reading_may_end_between_them(
+    log, owner, other
+):
+    filled(owner)
+    run_steps(other.replica.catch_up(), log.answer)
+    for n in range(100):
+        owner.engine.submit(Push("q", b"%d" % n + b"x" * 2_000))
+    owner.flush()
+    steps = other.replica.catch_up()
+    request = next(steps)
+    while request != Pause(0):
+        request = steps.send(log.answer(request))
+    # The task that reads is cancelled, and the replica is used to take the shard over.
+    steps.close()
+    log.requests.clear()
+    other.take()
+    assert log.requests.count(Pause(0)) >= 4
+    assert other.state == owner.state
+
+
 def test_a_standby_that_was_left_behind_begins_at_the_next_snapshot(log, owner, other):
     filled(owner)
     run_steps(other.replica.catch_up(), log.answer)

@@ -271,3 +271,33 @@ def test_a_push_without_a_valid_key_has_no_place():
     assert push_key(QueueSettings(), Push("q", b"x", dedup_id=5)) is None  # type: ignore[arg-type]
     by_content = QueueSettings(dedup_by_content=True)
     assert push_key(by_content, Push("q", b"x")) == push_key(by_content, Push("q", b"x"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "junk",
+        "5",
+        '["1", 2]',
+        "[0, 2]",
+        "[1, 0]",
+        "[1, -1]",
+        "[1, 2, [0]]",
+        f"[{2**32}, 2]",
+        "[1, 2, [3], 4, 5]" + "]",
+    ],
+)
+def test_a_text_that_is_not_a_valid_note_gives_no_spread(text):
+    """A client may set annotations to anything."""
+    assert spread_of(QueueSettings(annotations={NOTE: text})) == Spread()
+    engine = Engine(clock=ManualClock())
+    engine.submit(CreateQueue("orders", {"annotations": {NOTE: text}}))
+    guard = SpreadGuard(engine.shard, SHARDS)
+    guard.check(Push("orders", b"x"), 0, 0)
+    guard.check(ConfigureQueue("orders", {}), 0, 0)
+
+
+def test_a_note_that_was_written_is_read():
+    spread = Spread(7, 3, (2, 5), 99)
+    assert spread_of(QueueSettings(annotations=with_note({}, spread))) == spread

@@ -22,8 +22,10 @@ from penstock.testing.conformance.input import InputContract
 from penstock.testing.conformance.queues import QueueContract
 from penstock.testing.conformance.waiting import WaitingContract
 from penstock.url import read_url
+from tests.backends.beside import STEPS, ServicePair
 from tests.cluster.processes import nats_in_memory
 from tests.conftest import FULL
+from tests.measure import IN_SCORE
 
 _names = (f"contract{n}" for n in itertools.count())
 
@@ -117,6 +119,19 @@ class TestCluster(ConformanceSuite):
     def queues(self, on_one_shard):
         assert not on_one_shard.queues.service.LACKS
         return on_one_shard.queues
+
+
+def test_random_commands_have_the_same_replies_as_in_memory(on_one_shard):
+    """Row 8: on a node of a cluster, with all that its answers wait for."""
+    clock = on_one_shard.clock
+    for seed in range(200 if FULL else 5 if IN_SCORE else 1):
+        with penstock.connect("memory:", clock=clock) as memory:
+            pair = ServicePair(memory, on_one_shard.queues, clock, seed)
+            pair.create_queues()
+            for _ in range(STEPS if FULL or IN_SCORE else STEPS // 2):
+                pair.step()
+            pair.compare_all()
+            pair.delete_queues()
 
 
 class BetweenShards(

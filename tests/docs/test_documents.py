@@ -32,7 +32,11 @@ IN_SPARK = ROOT / "docs" / "spark-queues.md"
 WITH_SERVER: dict[Path, dict[str, str]] = {
     ROOT / "docs" / "carrot.md": {},
     ROOT / "docs" / "sqs.md": {},
-    ROOT / "docs" / "sqs-adapter.md": {"AWS_ENDPOINT_URL_SQS": "http://127.0.0.1:9471"},
+    ROOT / "docs" / "sqs-adapter.md": {
+        "AWS_ENDPOINT_URL_SQS": "http://127.0.0.1:9471",
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+    },
 }
 # Its Python is run by `tests/backends/rabbitmq/test_service.py`, with the broker of those tests.
 WITH_BROKER = ROOT / "docs" / "rabbitmq.md"

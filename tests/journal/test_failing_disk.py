@@ -16,6 +16,7 @@ import pytest
 from penstock.errors import JournalError, StoreFull, StoreUnusable, UnavailableError
 from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
+from tests.conftest import FULL
 from tests.journal.disk import Disk
 
 VERSION = b"TESTDATA"
@@ -52,7 +53,7 @@ def fill(segments, body, **options):
     raise AssertionError("the disk never filled")
 
 
-@pytest.mark.parametrize("call", range(1, 11))
+@pytest.mark.parametrize("call", range(1, 51 if FULL else 11))
 def test_after_a_failed_sync_nothing_is_answered_and_nothing_answered_is_lost(call):
     disk = Disk()
     segments = open_on(disk)

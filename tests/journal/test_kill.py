@@ -1,4 +1,4 @@
-"""A real process is killed while it writes; its answers are compared with the stream."""
+"""Row 1: a real process is killed while it writes; its answers are compared with the stream."""
 
 import random
 import subprocess

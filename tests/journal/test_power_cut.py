@@ -9,6 +9,7 @@ import pytest
 from penstock.errors import JournalError
 from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
+from tests.conftest import FULL
 from tests.journal.disk import Disk, PowerCut
 
 VERSION = b"TESTDATA"
@@ -114,7 +115,7 @@ def test_every_outcome_of_a_cut_within_three_operations_keeps_what_was_answered(
     assert outcomes > 10**length
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(10_000 if FULL else 300))
 def test_random_operations_with_many_power_cuts_lose_nothing_that_was_answered(seed):
     rng = random.Random(seed)
     disk = Disk(sector_bytes=rng.choice([512, 4096]), tearing=rng.random() < 0.3)

@@ -56,6 +56,15 @@ def until(holds, timeout_s=TIMEOUT_S):
     return found
 
 
+def call_in(loop, function):
+    """Run a function in the event loop of another thread and return its result."""
+
+    async def run():
+        return function()
+
+    return asyncio.run_coroutine_threadsafe(run(), loop).result(TIMEOUT_S)
+
+
 class UnixEndpoint:
     """The address of a socket at a path, for a client that starts no daemon."""
 
@@ -132,11 +141,7 @@ class ServerInThread:
 
     def call(self, function):
         """Run a function in the server's event loop and return its result."""
-
-        async def run():
-            return function()
-
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(TIMEOUT_S)
+        return call_in(self.loop, function)
 
     def cut(self):
         """Break every connection, as a crash would."""

@@ -1,23 +1,32 @@
-"""Measures a server during an attack: how long its answers take, and how much memory it uses.
+"""Measures servers during an attack: how long their answers take, and how much memory they use.
 
-`python -m tests.server.probe http|frames PORT PID` sends requests until its input ends, and then
-prints its figures. It is a process of its own, so it waits for nothing but the server. The time
-that either of them waited for a processor, because other programs used it, is not counted.
+`python -m tests.server.probe PROTOCOL PORT PID [PORT PID …]` is a process of its own, so it waits
+for nothing but the servers. The first line of its input begins a measurement and the next one ends
+it, and so on; at the end of each it prints its figures. The time that a server or the probe waited
+for a processor, because other programs used it, is not counted.
+
+    http      a request that needs the store: the page /health
+    refused   a request that the endpoint refuses by itself, without its store
+    frames    a STATUS frame
 """
 
 import json
+import os
+import select
 import socket
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 
 from penstock.wire.frames.frames import PRELUDE, REPLY, STATUS, Hello, encode_hello, pack
 from tests.measure import memory_bytes
 
 PERIOD_S = 0.002
+TIMEOUT_S = 60
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+UNKNOWN = b"GET /?Action=None HTTP/1.1\r\nHost: localhost\r\n\r\n"
+REQUESTS = {"http": HEALTH, "refused": UNKNOWN, "frames": pack(STATUS, 1)}
 
 
 class ProbeFigures:
@@ -38,9 +47,13 @@ def queued_s(pid):
         return 0.0
 
 
-def ask_http(wire):
-    wire.sendall(HEALTH)
-    assert wire.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+def check(protocol, answer):
+    if protocol == "frames":
+        # The kind of the answer comes after the size of its body.
+        assert answer[4] == REPLY
+    else:
+        expected = b"HTTP/1.1 200 OK" if protocol == "http" else b"HTTP/1.1 400 "
+        assert answer.startswith(expected), answer
 
 
 def send_hello(wire):
@@ -48,62 +61,111 @@ def send_hello(wire):
     assert wire.recv(65_536).startswith(PRELUDE)
 
 
-def ask_frames(wire):
-    wire.sendall(pack(STATUS, 1))
-    # The kind of the answer comes after the size of its body.
-    assert wire.recv(65_536)[4] == REPLY
+class ProbedServer:
+    """A connection to one server."""
 
-
-def watch(protocol, port, pid, ended):
-    seen = ProbeFigures()
-    ask = ask_http if protocol == "http" else ask_frames
-    with socket.create_connection(("127.0.0.1", port), 30) as wire:
+    def __init__(self, protocol, port, pid):
+        self.pid = pid
+        self._protocol = protocol
+        self._wire = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+        self._began_s = 0.0
         if protocol == "frames":
-            send_hello(wire)
-        while True:
-            began_s = time.perf_counter() - queued_s(pid) - queued_s("self")
-            ask(wire)
-            took_s = time.perf_counter() - queued_s(pid) - queued_s("self") - began_s
-            seen.longest_ms = max(seen.longest_ms, took_s * 1_000)
-            seen.peak_bytes = max(seen.peak_bytes, memory_bytes(pid))
-            if not seen.answers:
-                print("ready", flush=True)
-            seen.answers += 1
-            if ended.wait(PERIOD_S):
-                return seen
+            send_hello(self._wire)
+
+    def fileno(self):
+        return self._wire.fileno()
+
+    def _now_s(self):
+        return time.perf_counter() - queued_s(self.pid) - queued_s("self")
+
+    def ask(self):
+        self._began_s = self._now_s()
+        self._wire.sendall(REQUESTS[self._protocol])
+
+    def take(self, seen):
+        check(self._protocol, self._wire.recv(65_536))
+        seen.longest_ms = max(seen.longest_ms, (self._now_s() - self._began_s) * 1_000)
+        seen.peak_bytes = max(seen.peak_bytes, memory_bytes(self.pid))
+        seen.answers += 1
+
+
+def ask_all(targets, seen):
+    """Asks all servers at once, and waits for the answers of all."""
+    for each in targets:
+        each.ask()
+    waiting = list(targets)
+    while waiting:
+        answered = select.select(waiting, [], [], TIMEOUT_S)[0]
+        assert answered, f"no answer in {TIMEOUT_S} s"
+        for each in answered:
+            each.take(seen)
+            waiting.remove(each)
+
+
+def measure(targets):
+    """Asks until the next line of input comes, or its end; the figures."""
+    seen = ProbeFigures()
+    while True:
+        ask_all(targets, seen)
+        if seen.answers == len(targets):
+            print("begun", flush=True)
+        if select.select([0], [], [], PERIOD_S)[0]:
+            return seen
+
+
+class Probe:
+    """A probe of some servers, each given by its port and its process, for many measurements."""
+
+    def __init__(self, protocol, *servers):
+        words = [str(number) for server in servers for number in server]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.probe", protocol, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def _send_line(self):
+        """Begins or ends a measurement; what the probe prints then."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        # If it has failed, its errors are shown below.
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(b"\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, self._process.communicate()[1].decode()
+        return line
+
+    @contextmanager
+    def measuring(self):
+        """Measures during the block, and sets the figures that it yields when the block ends."""
+        seen = ProbeFigures()
+        assert self._send_line() == b"begun\n"
+        try:
+            yield seen
+        finally:
+            vars(seen).update(json.loads(self._send_line()))
+
+    def close(self):
+        self._process.kill()
+        self._process.communicate()
 
 
 @contextmanager
 def probing(port, pid, protocol="http"):
-    """Runs a probe during the block, and sets the figures that it yields when the block ends."""
-    command = [sys.executable, "-m", "tests.server.probe", protocol, str(port), str(pid)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    seen = ProbeFigures()
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+    """Measures one server during the block."""
+    with closing(Probe(protocol, (port, pid))) as probe, probe.measuring() as seen:
         yield seen
-        output, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors.decode()
-        vars(seen).update(json.loads(output))
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
 
 
 def main():
-    protocol, port, pid = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    ended = threading.Event()
-
-    def read_input():
-        sys.stdin.read()
-        ended.set()
-
-    threading.Thread(target=read_input, daemon=True).start()
-    print(json.dumps(vars(watch(protocol, port, pid, ended))))
+    protocol, *numbers = sys.argv[1:]
+    ports, pids = map(int, numbers[::2]), map(int, numbers[1::2])
+    targets = [ProbedServer(protocol, *each) for each in zip(ports, pids, strict=True)]
+    while os.read(0, 1):
+        print(json.dumps(vars(measure(targets))), flush=True)
+        os.read(0, 1)
 
 
 if __name__ == "__main__":

@@ -414,6 +414,7 @@ with penstock.connect(f"file:{sys.argv[1]}?durability=os") as queues:
 
 
 def test_no_message_is_lost_when_it_is_killed_while_many_processes_use_it(store, run_python):
+    """Row 1: SIGKILL of a daemon under load."""
     producers, each, kills = 3, 300, 4
     with connect(store) as queues:
         queues.create("orders")

@@ -19,6 +19,7 @@ import penstock.aio
 from penstock.backends.remote.daemon import connect_socket, running_pid, socket_path
 from penstock.backends.remote.starting import daemon_status
 from penstock.errors import InvalidField
+from tests.backends.engine.test_fork import result_in_child
 from tests.server.conftest import (
     TIMEOUT_S,
     DaemonProcess,
@@ -138,15 +139,7 @@ def test_a_wait_of_one_client_ends_by_a_message_of_another_protocol(store):
 def test_a_client_in_a_forked_child_has_its_own_connection_to_serve(store):
     with served(store), connect(store) as queues:
         queues.create("orders")
-        child = os.fork()
-        if not child:
-            status = 1
-            try:
-                queues.push("orders", b"child")
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert result_in_child(lambda: queues.push("orders", b"child")) == "done"
         queues.push("orders", b"parent")
         assert [claim.body for claim in queues.pull_many("orders", 5)] == [b"child", b"parent"]
 

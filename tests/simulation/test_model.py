@@ -5,7 +5,7 @@ most; deciding changed nothing; replaying the events, and restoring the snapshot
 state byte for byte. Now and then the engine is replaced by one restored or replayed, and must go
 on as if nothing had happened.
 
-About 10,000 steps by default; PENSTOCK_SIMULATION_LIVES=20000 makes it a million.
+About 10,000 steps; a million with the full figures. PENSTOCK_SIMULATION_LIVES is their number / 50.
 """
 
 import os
@@ -60,9 +60,10 @@ from penstock.service import (
     Release,
     Stats,
 )
+from tests.conftest import FULL
 from tests.simulation.model import KnownReceipt, Model, Wait, outcome
 
-LIVES = int(os.environ.get("PENSTOCK_SIMULATION_LIVES", "250"))
+LIVES = int(os.environ.get("PENSTOCK_SIMULATION_LIVES", "20000" if FULL else "250"))
 STEPS = 50
 pytestmark = pytest.mark.timeout(120 + LIVES)
 IDENTITY = b"\x01" * 7

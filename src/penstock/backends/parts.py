@@ -9,14 +9,26 @@ from typing import Any, Final
 import msgspec
 
 from penstock.backends.loop import PAUSE, Steps
-from penstock.errors import EngineClosed, JournalError, PenstockError
-from penstock.service import PULL_LIMIT_MAX, Batch, NumberedReplies, Peek, Pull, PushMany
+from penstock.errors import EngineClosed, JournalError, PenstockError, UnavailableError
+from penstock.service import (
+    PULL_LIMIT_MAX,
+    QUEUES_LIMIT_MAX,
+    Batch,
+    DescribeQueues,
+    NumberedReplies,
+    Peek,
+    Pull,
+    PushMany,
+    QueueInfo,
+)
 from penstock.wire.frames.bodies import BadItem, encode_row_reply, encode_rows
 from penstock.wire.frames.bulk import encode_bulk_reply
 from penstock.wire.frames.frames import BATCH, PULL_BYTES_MAX, PULL_MESSAGES_MAX
 
 # The largest part of a message's row in a reply that is neither its body nor its attributes.
 _ROW_BYTES: Final = 1_024
+# The settings of so many queues are read and encoded at once; those of one have up to 64 KiB.
+PAGE_QUEUES: Final = 200
 
 
 def bounded(command: Pull | Peek, frame_bytes_max: int) -> Pull | Peek:
@@ -34,6 +46,39 @@ def bounded(command: Pull | Peek, frame_bytes_max: int) -> Pull | Peek:
     if bytes_max is None or (type(bytes_max) is int and bytes_max > 0):
         bytes_max = min(room_bytes, PULL_BYTES_MAX, bytes_max or room_bytes)
     return msgspec.structs.replace(command, limit=limit, bytes_max=bytes_max)
+
+
+def takes_pages(command: object) -> bool:
+    """Whether a command asks for the settings of so many queues that they are read in pages."""
+    if type(command) is not DescribeQueues:
+        return False
+    return type(command.limit) is int and PAGE_QUEUES < command.limit <= QUEUES_LIMIT_MAX
+
+
+def take_pages(request: int, command: DescribeQueues, frame_bytes_max: int) -> Steps[bytes]:
+    """Reads the settings of many queues in pages, and returns the frame of the one answer.
+
+    Each queue is as it was when its page was read. Raises UnavailableError if the answer is too
+    large for a frame.
+    """
+    rows: list[bytes] = []
+    count = size_bytes = 0
+    after = command.after
+    while True:
+        limit = min(command.limit - count, PAGE_QUEUES)
+        page: list[QueueInfo] = yield DescribeQueues(command.prefix, after, limit)
+        rows.append(encode_rows(page))
+        count += len(page)
+        size_bytes += len(rows[-1])
+        if size_bytes > frame_bytes_max:
+            raise UnavailableError(
+                f"the settings of {count} queues take {size_bytes} bytes and a frame at most "
+                f"{frame_bytes_max}; ask for fewer queues at a time"
+            )
+        if len(page) < limit or count == command.limit:
+            return encode_row_reply(request, count, rows)
+        after = page[-1].queue
+        yield PAUSE
 
 
 def take_parts(

@@ -9,17 +9,22 @@ from penstock.cli.values import read_count
 from penstock.service import Message
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the arguments of the command."""
-    parser.add_argument("queue", metavar="QUEUE")
+def add_limit(parser: ArgumentParser, verb: str) -> None:
+    """Adds the option for the largest number of messages."""
     parser.add_argument(
         "-n",
         dest="limit",
         type=read_count,
         default=1,
         metavar="N",
-        help="show at most N messages (default: 1)",
+        help=f"{verb} at most N messages (default: 1)",
     )
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument("queue", metavar="QUEUE")
+    add_limit(parser, "show")
     parser.add_argument(
         "--state",
         choices=["visible", "delayed", "in-flight"],

@@ -3,9 +3,9 @@
 import sys
 from argparse import ArgumentParser, Namespace
 
-from penstock.cli.peek import print_messages
+from penstock.cli.peek import add_limit, print_messages
 from penstock.cli.session import Session
-from penstock.cli.values import read_count, read_duration
+from penstock.cli.values import read_duration
 from penstock.client import Queues
 from penstock.service import Claim
 
@@ -13,14 +13,7 @@ from penstock.service import Claim
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("queue", metavar="QUEUE")
-    parser.add_argument(
-        "-n",
-        dest="limit",
-        type=read_count,
-        default=1,
-        metavar="N",
-        help="claim at most N messages (default: 1)",
-    )
+    add_limit(parser, "claim")
     parser.add_argument(
         "--wait", type=read_duration, metavar="DURATION", help="wait up to this time for a message"
     )

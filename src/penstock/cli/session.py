@@ -9,7 +9,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -78,12 +77,7 @@ class Session:
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

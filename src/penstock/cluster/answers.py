@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.loop import EngineReply, LoopEngine
 from penstock.backends.loop import Pending
-from penstock.backends.parts import bounded, take_parts
+from penstock.backends.parts import bounded, take_pages, take_parts, takes_pages
 from penstock.cluster import calls
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import LogSteps, Pause
@@ -34,6 +34,7 @@ from penstock.service import (
     ConfigureQueue,
     CreateQueue,
     DeleteQueue,
+    DescribeQueues,
     Peek,
     Pull,
     Push,
@@ -156,6 +157,9 @@ class ShardAnswers:
         self.guard.check(command, version, self.service.now_ms())
         if watch_only:
             result = self._watch(command)
+        elif takes_pages(command):
+            self._submit_in_pages(caller, command)
+            return
         else:
             if isinstance(command, Pull | Peek):
                 command = bounded(command, FRAME_BYTES_MAX)
@@ -169,6 +173,22 @@ class ShardAnswers:
             self._send_durable(caller, calls.write_reply(command, result))
         if changes_settings:
             self._note_settings(command.queue)
+
+    def _submit_in_pages(self, caller: Caller, command: DescribeQueues) -> None:
+        """Reads the settings of many queues; other commands are executed between the pages."""
+        pending = self.service.run(take_pages(0, command, FRAME_BYTES_MAX))
+        if isinstance(pending, Pending):
+            self._pending[caller] = pending
+            pending.then(partial(self._end_pages, caller))
+        else:
+            self._send_durable(caller, calls.write_reply_frame(pending))
+
+    def _end_pages(self, caller: Caller, frame: bytes, error: Exception | None) -> None:
+        self._pending.pop(caller, None)
+        if error is None:
+            self._send_durable(caller, calls.write_reply_frame(frame))
+        else:
+            self._refuse_later(caller, error)
 
     def _submit_in_parts(self, caller: Caller, large: calls.LargeCommand) -> None:
         """Executes a large batch or bulk push; other commands are executed between its parts."""

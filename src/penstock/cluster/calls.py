@@ -78,8 +78,10 @@ IN_PROGRESS: Final = b"K"
 REPLIES: Final = ".replies"
 # The largest data of one message, below the default limit of NATS (1 MiB).
 PART_BYTES: Final = 900 * 1024
-# How many requests may be incomplete; the oldest, whose router has probably ended, is dropped.
+# How many requests may be incomplete, and their bytes; over that, the oldest, whose router has
+# probably ended, is dropped.
 _HALF_RECEIVED_MAX: Final = 256
+_HALF_RECEIVED_BYTES_MAX: Final = 256 * 1024 * 1024
 # How much of a message is handled in one turn of the event loop. After each turn its results are
 # appended to the log, or sent, so that the log, owners and routers work at the same time.
 SLICE_BYTES: Final = 2_048
@@ -114,6 +116,11 @@ class CallUnderWay:
         """Whether the owner has sent nothing for a whole interval."""
         return self.sweeps >= 2
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the owner has sent nothing for so long that no answer is expected."""
+        return self.sweeps >= _SILENT_SWEEPS_MAX
+
     def is_given_up(self, shard: int, term: int | None) -> bool:
         """Whether to stop waiting for this call; `term` is that of the shard's owner as known now.
 
@@ -124,7 +131,7 @@ class CallUnderWay:
         if self.shard != shard:
             return False
         if self.term == term:
-            return self.sweeps >= _SILENT_SWEEPS_MAX
+            return self.is_forgotten
         may_go = type(self.command) is not Pull and is_repeatable(self.command)
         return self.is_silent or may_go
 
@@ -145,7 +152,7 @@ class Sender:
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         # The tokens of the last messages, by their numbers.
-        self._sent: dict[int, list[int]] = {}
+        self._sent: dict[str, list[int]] = {}
 
     def send(self, subject: str, token: int, data: bytes) -> None:
         """Publishes an item in a later turn of the event loop."""
@@ -170,13 +177,13 @@ class Sender:
     def _reply(self, tokens: list[int]) -> str:
         if not self._replies:
             return ""
-        number = next(self._numbers)
+        number = str(next(self._numbers))
         self._sent[number] = tokens
         if len(self._sent) > _SENT_MAX:
             del self._sent[next(iter(self._sent))]
         return f"{self._replies}.{number}"
 
-    def take_undelivered(self, number: int) -> list[int]:
+    def take_undelivered(self, number: str) -> list[int]:
         """The tokens of a message that NATS could not deliver, by its number."""
         return self._sent.pop(number, [])
 
@@ -219,7 +226,7 @@ async def in_slices(message: bytes) -> AsyncIterator[tuple[int, bytes]]:
             handled = 0
             await asyncio.sleep(0)
         yield token, data
-        handled += len(data)
+        handled += _ITEM.size + len(data)
 
 
 def split(data: bytes, part: bytes, last: bytes) -> list[bytes]:
@@ -233,23 +240,34 @@ def split(data: bytes, part: bytes, last: bytes) -> list[bytes]:
 
 
 class Assembly:
-    """Joins the parts of requests again, by sender."""
+    """Joins the parts of requests again, by sender.
+
+    A request that becomes too large is dropped, and so are the oldest ones if there are too many,
+    or if they take too much memory.
+    """
 
     def __init__(self) -> None:
-        self._parts: dict[Hashable, list[bytes]] = {}
+        self._begun: dict[Hashable, bytearray] = {}
+        self._bytes = 0
 
     def add(self, sender: Hashable, data: bytes) -> None:
         """Keeps a part."""
-        parts = self._parts.setdefault(sender, [])
-        parts.append(data)
-        too_large = sum(map(len, parts)) > FRAME_BYTES_MAX + PART_BYTES
-        if too_large or len(self._parts) > _HALF_RECEIVED_MAX:
-            self._parts.pop(sender if too_large else next(iter(self._parts)), None)
+        begun = self._begun.setdefault(sender, bytearray())
+        begun += data
+        self._bytes += len(data)
+        if len(begun) > FRAME_BYTES_MAX + PART_BYTES:
+            self._take(sender)
+        while len(self._begun) > _HALF_RECEIVED_MAX or self._bytes > _HALF_RECEIVED_BYTES_MAX:
+            self._take(next(iter(self._begun)))
 
     def whole(self, sender: Hashable, last: bytes) -> bytes:
         """All parts of this sender and the last one, joined."""
-        parts = self._parts.pop(sender, None)
-        return last if parts is None else b"".join([*parts, last])
+        return last if sender not in self._begun else bytes(self._take(sender) + last)
+
+    def _take(self, sender: Hashable) -> bytearray:
+        begun = self._begun.pop(sender)
+        self._bytes -= len(begun)
+        return begun
 
 
 def write_command(

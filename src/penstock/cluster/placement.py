@@ -27,6 +27,11 @@ def first_shard(queue: str, shards: int) -> int:
     return _hash("queue", queue) % shards
 
 
+def read_shard(text: str) -> int | None:
+    """The number of a shard in a message; None if it is none."""
+    return int(text) if len(text) <= 4 and text.isascii() and text.isdecimal() else None
+
+
 def shards_of(queue: str, shards: int, spread: int = 1) -> list[int]:
     """The shards of a queue that is spread over `spread` shards."""
     first = first_shard(queue, shards)

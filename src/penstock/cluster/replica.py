@@ -28,12 +28,14 @@ from penstock.cluster.log import (
 from penstock.cluster.snapshots import load_snapshot, read_manifest
 from penstock.errors import Fenced, StoreUnusable
 from penstock.journal import codec
+from penstock.journal.entry import StoredEntry
 from penstock.journal.restore import Recovery
 
 # After this many reads that lack a slot which must exist, another server is made the leader.
 _MISSES_MAX: Final = 50
-# After this many slots a node serves its other shards.
+# After this many slots, or this many bytes of their entries, a node serves its other shards.
 _SLOTS_PER_STEP: Final = 50
+_BYTES_PER_STEP: Final = 32 * 1024
 # A read of fewer slots was not cut short by the limit of bytes: the log ends there.
 _SLOTS_AT_END: Final = 8
 
@@ -62,6 +64,10 @@ class ShardReplica:
         self._contents: Contents | None = None
         self._marks: deque[ChainPoint] = deque()
         self._mark_bytes = mark_bytes
+        # Entries of the last slot that are still to be applied. Reading may end between them, if
+        # its task is cancelled, and goes on there.
+        self._unapplied: deque[StoredEntry] = deque()
+        self._step_bytes = 0
         # Entries before this position are in the snapshot, except for the bodies of messages.
         self._snapshot_position = 0
 
@@ -83,6 +89,7 @@ class ShardReplica:
             if self._chain is None:
                 yield from self._begin()
             assert self._chain is not None
+            yield from self._apply_all()
             if until is not None and self._chain.slot > until:
                 return
             request = ReadSlots(self.shard, self._chain.slot)
@@ -90,6 +97,7 @@ class ShardReplica:
             try:
                 for count, (number, extent) in enumerate(slots, 1):
                     self._take(self._chain, number, extent)
+                    yield from self._apply_all()
                     if count % _SLOTS_PER_STEP == 0:
                         # The event loop that reads serves other shards, too.
                         yield Pause(0)
@@ -108,8 +116,10 @@ class ShardReplica:
 
     def take_if_next(self, number: int, extent: bytes) -> None:
         """Applies a slot that is known to be kept without reading it, if it is the next one."""
-        if self._chain is not None and self._chain.slot == number:
+        if self._chain is not None and self._chain.slot == number and not self._unapplied:
             self._take(self._chain, number, extent)
+            while self._unapplied:
+                self._apply(self._unapplied.popleft())
 
     def _begin(self) -> LogSteps[None]:
         """Loads the newest snapshot, and prepares to read the log from the manifest's start."""
@@ -122,6 +132,7 @@ class ShardReplica:
         self._snapshot_position = 0 if taken is None else taken.outline.offset
         self._contents = self._make_contents(start.position)
         self._marks.clear()
+        self._unapplied.clear()
         self._chain = ExtentChain(self.shard, start)
 
     def _take(self, chain: ExtentChain, number: int, extent: bytes) -> None:
@@ -133,14 +144,26 @@ class ShardReplica:
         assert self._contents is not None
         if data:
             self._contents.append(data)
-        for entry in entries:
-            if entry.version != codec.VERSION:
-                raise StoreUnusable(
-                    f"shard {self.shard}: entry {entry.entry_id} has the format "
-                    f"{entry.version!r}; this version of Penstock reads {codec.VERSION!r}"
-                )
-            if entry.offset >= self._snapshot_position:
-                self._recovery.apply_entry(entry)
+        self._unapplied.extend(entries)
+
+    def _apply_all(self) -> LogSteps[None]:
+        """Applies the entries of the last slot. Raises StoreUnusable if one has another format."""
+        while self._unapplied:
+            if self._step_bytes >= _BYTES_PER_STEP:
+                self._step_bytes = 0
+                yield Pause(0)
+            self._step_bytes += len(self._unapplied[0].data)
+            self._apply(self._unapplied[0])
+            self._unapplied.popleft()
+
+    def _apply(self, entry: StoredEntry) -> None:
+        if entry.version != codec.VERSION:
+            raise StoreUnusable(
+                f"shard {self.shard}: entry {entry.entry_id} has the format "
+                f"{entry.version!r}; this version of Penstock reads {codec.VERSION!r}"
+            )
+        if entry.offset >= self._snapshot_position:
+            self._recovery.apply_entry(entry)
 
     def _mend(self, chain: ExtentChain) -> LogSteps[None]:
         """Handles missing slots: they were purged meanwhile, or a server's copy is damaged."""
@@ -158,6 +181,7 @@ class ShardReplica:
         chain, contents = self._chain, self._contents
         assert chain is not None
         assert contents is not None
+        assert not self._unapplied
         end = chain.point
         if chain.term != term or end is None:
             raise Fenced(f"shard {self.shard}: term {term} was replaced by term {chain.term}")

@@ -7,13 +7,14 @@ contain their shard: batches, receipts, lists of all queues, dead letters and re
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 import msgspec
 from nats.aio.client import Client
 
+from penstock.backends.parts import PAGE_QUEUES, takes_pages
 from penstock.clock import SystemClock
 from penstock.cluster.asking import ShardAsker
 from penstock.cluster.attempts import COMMAND_TIMEOUT_S
@@ -160,7 +161,7 @@ class Router:
         home = self.shard_of(command.queue)
         if self.spread.places(command.queue) is None and not command.wait_ms:
             with suppress(SpreadChanged):
-                claims = await pull_from_shard(self.ask, home, command)
+                claims = await pull_from_shard(self._asker, home, command)
                 return [_with_shard(claim, home) for claim in claims]
         return [_with_shard(claim, shard) for shard, claim in await self.spread.pull(command)]
 
@@ -357,12 +358,32 @@ class Router:
 
     async def _describe_all(self, command: DescribeQueues) -> list[QueueInfo]:
         found: dict[str, QueueInfo] = {}
-        for shard, infos in enumerate(await self._ask_all(command)):
-            for info in infos:
-                # The description of the home shard takes precedence.
-                if info.queue not in found or self.shard_of(info.queue) == shard:
-                    found[info.queue] = without_note(info)
+
+        async def describe(shard: int) -> None:
+            async for page in self._pages(shard, command):
+                for info in page:
+                    # The description of the home shard takes precedence.
+                    if info.queue not in found or self.shard_of(info.queue) == shard:
+                        found[info.queue] = without_note(info)
+
+        await gather_all([describe(shard) for shard in range(self._settings.shards)])
         return [found[name] for name in sorted(found)[: command.limit]]
+
+    async def _pages(
+        self, shard: int, command: DescribeQueues
+    ) -> AsyncIterator[Sequence[QueueInfo]]:
+        """The settings of the queues in one shard: other work is done between the pages."""
+        if not takes_pages(command):
+            yield await self.ask(shard, command)
+            return
+        count, after = 0, command.after
+        while count < command.limit:
+            limit = min(command.limit - count, PAGE_QUEUES)
+            page = await self.ask(shard, DescribeQueues(command.prefix, after, limit))
+            yield page
+            if len(page) < limit:
+                return
+            count, after = count + len(page), page[-1].queue
 
     async def _ask_all(self, command: Command[R]) -> Sequence[R]:
         shards = range(self._settings.shards)

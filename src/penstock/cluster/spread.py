@@ -77,7 +77,13 @@ UNSPREAD: Final = Spread()
 
 @lru_cache(maxsize=1024)
 def _read_note(text: str) -> Spread:
-    return msgspec.json.decode(text, type=Spread)
+    """The spread of this note; `UNSPREAD` for a text that no version of Penstock has written."""
+    try:
+        found = msgspec.json.decode(text, type=Spread)
+    except msgspec.MsgspecError:
+        return UNSPREAD
+    is_valid = 1 <= found.version <= VERSION_MAX and min(found.shards, *found.before, 1) == 1
+    return found if is_valid else UNSPREAD
 
 
 def spread_of(settings: QueueSettings) -> Spread:
@@ -101,6 +107,15 @@ def without_note(info: QueueInfo) -> QueueInfo:
     annotations = with_note(info.settings.annotations, UNSPREAD)
     settings = msgspec.structs.replace(info.settings, annotations=annotations)
     return msgspec.structs.replace(info, settings=settings)
+
+
+def check_without_note(settings: object) -> None:
+    """Raises InvalidField if a caller's settings contain the note."""
+    given = settings.get("annotations") if isinstance(settings, dict) else None
+    if isinstance(given, dict) and NOTE in given:
+        raise InvalidField(
+            f"annotations: {NOTE} is set by Penstock; `penstock cluster spread` spreads a queue"
+        )
 
 
 def check_spreadable(settings: QueueSettings) -> None:
@@ -144,6 +159,11 @@ def push_key(settings: QueueSettings, push: Push) -> str | None:
     """The key that decides the shard of a push; None if it may go to any."""
     if settings.fifo:
         return push.group if type(push.group) is str else None
+    return dedup_id_of(settings, push)
+
+
+def dedup_id_of(settings: QueueSettings, push: Push) -> str | None:
+    """The dedup id of a push, or that of its content; None if it has none, or an invalid one."""
     if push.dedup_id is not None:
         return push.dedup_id if type(push.dedup_id) is str else None
     if settings.dedup_by_content and type(push.body) is bytes:
@@ -274,12 +294,9 @@ def _holds(queue: QueueState, push: Push, now_ms: int) -> bool:
 
 def knows_push(queue: QueueState, push: Push, now_ms: int) -> bool:
     """Whether the dedup id of a push is known here."""
-    settings = queue.settings
     group = push.group if type(push.group) is str else None
-    dedup_id = push.dedup_id
-    if dedup_id is None and settings.dedup_by_content and type(push.body) is bytes:
-        dedup_id = hashlib.sha256(push.body).hexdigest()
-    if type(dedup_id) is not str:
+    dedup_id = dedup_id_of(queue.settings, push)
+    if dedup_id is None:
         return False
     return queue.dedups.find(queue.dedup_key(dedup_id, group), now_ms) is not None
 

@@ -22,6 +22,8 @@ from penstock.cluster.spread import (
     QueuePlaces,
     SpreadChanged,
     check_spreadable,
+    check_without_note,
+    dedup_id_of,
     merged_order,
     places_in,
     push_key,
@@ -81,7 +83,7 @@ class SpreadQueues:
         key = push_key(places.settings, command)
         offers = [self._turn(places.current)] if key is None else places.places_of(key)
         if len(offers) > 1 and places.settings.fifo:
-            known = await self._find_push(command, offers[1:], places.version)
+            known = await self._find_push(command, offers[1:], places)
             if known is not None:
                 return known
         for place in offers:
@@ -90,18 +92,25 @@ class SpreadQueues:
         # With this version the last shard would have accepted it: the version has changed.
         raise SpreadChanged
 
-    async def _find_push(self, command: Push, shards: list[int], version: int) -> PushReply | None:
+    async def _find_push(
+        self, command: Push, shards: list[int], places: QueuePlaces
+    ) -> PushReply | None:
         """The reply to a push that is sent again, from the one of these shards that knows it.
 
         The messages of its group may be in another shard by now, which would take it as new.
         """
-        if command.dedup_id is None:
+        # A content is named as the id that it stands for: a push with an id may be asked for again.
+        dedup_id = dedup_id_of(places.settings, command)
+        if dedup_id is None:
             return None
+        looked_for = msgspec.structs.replace(command, dedup_id=dedup_id)
 
         async def look(shard: int) -> PushReply | None:
             # One that cannot be a push is refused by the shard that it is offered to.
             with suppress(NotPlaced, RequestError):
-                return await self._ask(shard, command, version, watch_only=True, alone=True)
+                return await self._ask(
+                    shard, looked_for, places.version, watch_only=True, alone=True
+                )
             return None
 
         found = await gather_all([look(each) for each in shards])
@@ -209,6 +218,7 @@ class SpreadQueues:
     async def configure(self, command: ConfigureQueue) -> QueueInfo:
         """Changes the settings in the home shard, then in the others."""
         home = self.home(command.queue)
+        check_without_note(command.settings)
 
         async def work(places: QueuePlaces | None) -> QueueInfo:
             if places is None or type(command.settings) is not dict:
@@ -231,6 +241,7 @@ class SpreadQueues:
     async def create(self, command: CreateQueue) -> QueueInfo:
         """Creates a queue in its home shard, or returns the one that exists with these settings."""
         home = self.home(command.queue)
+        check_without_note(command.settings)
         try:
             return without_note(await self._ask(home, command))
         except QueueExists:

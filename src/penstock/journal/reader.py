@@ -11,7 +11,6 @@ To follow the writer, a program reads to the end, calls `refresh`, and reads on 
 import contextlib
 import os
 from collections.abc import Iterator
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import msgspec
@@ -292,12 +291,7 @@ class JournalReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -25,7 +25,6 @@ import errno
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import NoReturn, Self
 
 from penstock.errors import InvalidField, JournalError, PenstockError, StoreFull, StoreUnusable
@@ -591,12 +590,7 @@ class Segments:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def require_usable(self) -> None:

@@ -26,6 +26,9 @@ SMALL_BYTES: Final = 64 * 1024
 COUNTED_BYTES_MIN: Final = 16 * 1024
 # What a client must read of its answers within `stall_s_max`, if there is as much.
 WRITE_PROGRESS_BYTES: Final = 16 * 1024
+# After this time the next requests of a connection wait for the next turn of the event loop: each
+# may be short and ask for much.
+TURN_S: Final = 0.01
 
 
 class Limits(NamedTuple):

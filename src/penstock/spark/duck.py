@@ -7,7 +7,6 @@ one for its own queries of small tables. Tables and views are names in the conne
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 import duckdb
@@ -56,16 +55,13 @@ class DuckConnection:
         }
         self._connection: Any = duckdb.connect(config=settings)
         self._connection.execute("SET TimeZone = 'UTC'")
+        # Statements that read the same files parse their footers once: files never change.
+        self._connection.execute("SET parquet_metadata_cache = true")
 
     def __enter__(self) -> "DuckConnection":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
         self._spilled.cleanup()
 

@@ -7,6 +7,7 @@ same around it: middleware, the trace, the context variable.
 import asyncio
 import logging
 import traceback
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
@@ -152,6 +153,17 @@ def failure_of(error: BaseException) -> Failure:
         is_final=isinstance(error, GiveUp | TaskError),
         retry_ms=max(0, round(error.seconds * 1_000)) if isinstance(error, RetryLater) else None,
     )
+
+
+def take_all(waiting: deque[HeldTask]) -> list[HeldTask]:
+    """Removes and returns waiting tasks; a thread that takes one meanwhile keeps it."""
+    taken: list[HeldTask] = []
+    while waiting:
+        try:
+            taken.append(waiting.popleft())
+        except IndexError:
+            break
+    return taken
 
 
 def run_here(held: HeldTask, middleware: Sequence[Middleware]) -> None:

@@ -15,6 +15,7 @@ from penstock.errors import JournalError, PenstockError, StoreFull
 from penstock.journal.snapshot import snapshot_paths
 from penstock.service import Batch, Extend
 from tests.backends.engine.random_store import small_slices
+from tests.conftest import FULL
 from tests.journal.disk import Disk, PowerCut
 from tests.server.conftest import until
 
@@ -75,7 +76,7 @@ def everything(queues):
 
 
 @pytest.mark.parametrize("durability", ["sync", "interval"])
-@pytest.mark.parametrize("call", range(1, 11))
+@pytest.mark.parametrize("call", range(1, 51 if FULL else 11))
 def test_after_a_failed_sync_nothing_is_answered_and_nothing_answered_is_lost(
     quick_path, call, durability
 ):

@@ -81,7 +81,8 @@ class Account:
         assert not self.deleted & held, "an answered delete came back"
 
 
-@pytest.mark.parametrize("group", range(2))
+# Ten kills in each.
+@pytest.mark.parametrize("group", range(100 if FULL else 2))
 def test_a_killed_engine_loses_no_answered_push_and_restores_no_deleted_message(quick_path, group):
     rng = random.Random(group)
     account = Account()

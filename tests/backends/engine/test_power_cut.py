@@ -13,6 +13,7 @@ from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.service import CreateQueue, Delete, Pull, Purge, Push, Release
 from tests.backends.engine.random_store import small_slices
+from tests.conftest import FULL
 from tests.journal.disk import Disk, PowerCut
 
 
@@ -132,7 +133,7 @@ class Client:
         self.kept |= queue.deliveries.keys()
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(10_000 if FULL else 300))
 def test_a_power_cut_loses_no_answered_push_and_restores_no_deleted_message(quick_path, seed):
     client = Client(quick_path, random.Random(seed))
     for _ in range(4):

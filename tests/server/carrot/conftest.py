@@ -15,7 +15,7 @@ from penstock.server.carrot.connection import listen_carrot
 from penstock.server.carrot.server import CarrotServer
 from penstock.server.frames.tcp import TcpAddress
 from penstock.service import Stats
-from tests.server.conftest import TIMEOUT_S
+from tests.server.conftest import TIMEOUT_S, call_in
 
 
 class BrokerInThread:
@@ -46,12 +46,8 @@ class BrokerInThread:
         await service.close()
 
     def call(self, function):
-        """Run a function in the broker's loop and give what it gives."""
-
-        async def run():
-            return function()
-
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(TIMEOUT_S)
+        """Run a function in the broker's event loop and return its result."""
+        return call_in(self.loop, function)
 
     def submit(self, command):
         """Executes a command on the engine, as another protocol of the store would."""

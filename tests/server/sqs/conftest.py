@@ -79,6 +79,18 @@ def store(request):
     return request.param
 
 
+def client_options(url, given):
+    """The options of an SDK's client that never repeats a request."""
+    return {
+        "endpoint_url": url,
+        "region_name": "us-east-1",
+        "aws_access_key_id": "any",
+        "aws_secret_access_key": "any",
+        "config": Config(retries={"max_attempts": 0}, read_timeout=60),
+        **given,
+    }
+
+
 class ServeProcess:
     """A running `penstock serve`."""
 
@@ -93,15 +105,7 @@ class ServeProcess:
         return int(self.url.rsplit(":", 1)[1])
 
     def client(self, **options):
-        options = {
-            "endpoint_url": self.url,
-            "region_name": "us-east-1",
-            "aws_access_key_id": "any",
-            "aws_secret_access_key": "any",
-            "config": Config(retries={"max_attempts": 0}, read_timeout=60),
-            **options,
-        }
-        client = boto3.client("sqs", **options)
+        client = boto3.client("sqs", **client_options(self.url, options))
         self._clients.append(client)
         return client
 
@@ -353,15 +357,7 @@ class Local:
 
     def client(self, protocol="json", **options):
         session = client_session(self._query_data if protocol == "query" else None)
-        options = {
-            "endpoint_url": self.url,
-            "region_name": "us-east-1",
-            "aws_access_key_id": "any",
-            "aws_secret_access_key": "any",
-            "config": Config(retries={"max_attempts": 0}, read_timeout=60),
-            **options,
-        }
-        client = session.create_client("sqs", **options)
+        client = session.create_client("sqs", **client_options(self.url, options))
         self._clients.append(client)
         return client
 

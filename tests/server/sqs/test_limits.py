@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.service import ConfigureQueue
+from tests.conftest import FULL
 from tests.measure import SLACK, memory_bytes
 from tests.server.probe import probing
 from tests.server.sqs.asking import (
@@ -72,7 +73,10 @@ def test_a_receive_of_several_messages_returns_at_most_two_mebibytes(plain):
 
 
 def test_large_bodies_cost_no_more_memory_than_their_size():
-    """Row 14: 500 bodies of 1 MiB, one that is a byte larger, and batches of 1 MiB in all."""
+    """Row 14: 500 bodies of 1 MiB, one that is a byte larger, and batches of 1 MiB in all.
+
+    With the full figures, 10,000 bodies.
+    """
     with serve("--store", "memory:") as server:
         client = server.client()
         url = client.create_queue(QueueName="large")["QueueUrl"]
@@ -80,7 +84,7 @@ def test_large_bodies_cost_no_more_memory_than_their_size():
         wire = JsonWire(server.url)
         ask = json.dumps({"QueueUrl": url, "MessageBody": body}).encode()
         before_bytes = memory_bytes(server.process.pid)
-        for _ in range(500):
+        for _ in range(10_000 if FULL else 500):
             assert wire.ask("SendMessage", ask)[0] == 200
             status, answer = wire.ask("ReceiveMessage", {"QueueUrl": url})
             assert status == 200
@@ -149,7 +153,7 @@ def mutations(receipt, seed):
 
 
 def test_no_forged_receipt_is_accepted(plain):
-    """Row 22: 20,000 forged receipts in batches of ten, and one of another queue."""
+    """Row 22: 20,000 forged receipts in batches of ten, or a million, and one of another queue."""
     client = plain.client()
     url = make(client, "receipts")
     send(client, url)
@@ -157,7 +161,7 @@ def test_no_forged_receipt_is_accepted(plain):
     receipt = message["ReceiptHandle"]
     wire = JsonWire(plain.url)
     source = mutations(receipt, seed=22)
-    for turn in range(2_000):
+    for turn in range(100_000 if FULL else 2_000):
         forged = [next(each for each in source if each != receipt) for _ in range(10)]
         entries = [{"Id": str(n), "ReceiptHandle": each} for n, each in enumerate(forged)]
         action = "DeleteMessageBatch"
@@ -179,6 +183,7 @@ def test_no_forged_receipt_is_accepted(plain):
 
 
 def test_a_receipt_of_another_store_is_refused(plain, query_data):
+    """Row 22: a store in memory is another one after a restart."""
     client = plain.client()
     url = make(client, "stores")
     send(client, url)
@@ -285,7 +290,7 @@ def mutated(chance, text):
 def test_mutated_bodies_are_answered_or_refused_and_crash_nothing(record_property):
     """Row 19: bodies of every action, over JSON and as forms."""
     chance = random.Random(19)
-    turns = int(os.environ.get("PENSTOCK_FUZZ", "17000"))
+    turns = int(os.environ.get("PENSTOCK_FUZZ", "340000" if FULL else "17000"))
     with fuzzed(record_property) as server:
         wire = JsonWire(server.url)
         for turn in range(turns):
@@ -319,7 +324,7 @@ def test_mutated_http_requests_are_answered_or_refused_and_hang_nothing(record_p
     chance = random.Random(20)
     with fuzzed(record_property) as server:
         answered = 0
-        for turn in range(6_000):
+        for turn in range(120_000 if FULL else 6_000):
             sent = bytearray(CHUNKS if turn % 2 else FORM)
             for _ in range(chance.randrange(1, 5)):
                 at = chance.randrange(len(sent))

@@ -27,13 +27,14 @@ from penstock.wire.frames.frames import (
     encode_hello,
     server_limits,
 )
-from tests.measure import memory_bytes
+from tests.conftest import FULL
+from tests.measure import SLACK, memory_bytes
 from tests.server.conftest import DaemonProcess
 from tests.server.probe import probing
 from tests.wire.frames.test_frames import read_golden
 
 STREAMS = 20_000
-DAEMON_STREAMS = 3_000
+DAEMON_STREAMS = 60_000 if FULL else 3_000
 FRAME_BYTES_MAX = 1024 * 1024
 # The odd bytes of MessagePack and of our header, which a random byte seldom hits.
 EDGES = bytes.fromhex("00 01 7f 80 8f 90 9f a0 bf c0 c1 c4 c6 c9 cf d3 d9 db dc dd de df ff")
@@ -65,6 +66,23 @@ def chunks(chance, data):
         data = data[size:]
 
 
+def send_and_drain(port, parts):
+    """Sends parts of a stream and reads to the end; fails if the server does not close it."""
+    sent = []
+    with socket.create_connection(("127.0.0.1", port), 5) as wire:
+        try:
+            for part in parts:
+                sent.append(part)
+                wire.sendall(part)
+            wire.shutdown(socket.SHUT_WR)
+            while wire.recv(65_536):
+                pass
+        except TimeoutError:
+            pytest.fail(f"the server did not answer {b''.join(sent)!r}")
+        except OSError:
+            pass  # it had answered and closed before it was sent everything
+
+
 def take_request(kind, body):
     """What a server does with a frame; true if it held a command."""
     try:
@@ -84,8 +102,9 @@ def golden():
     return [data.removeprefix(PRELUDE) for data in read_golden().values()]
 
 
-def test_no_stream_from_a_client_does_more_than_raise_what_it_should(golden):
-    chance = random.Random(20_000)
+@pytest.mark.parametrize("part", range(500 if FULL else 1))
+def test_no_stream_from_a_client_does_more_than_raise_what_it_should(golden, part):
+    chance = random.Random(20_000 + 100 * part)
     limits = client_limits(FRAME_BYTES_MAX)
     good = bad = faults = 0
     tracemalloc.start()
@@ -147,20 +166,10 @@ def test_no_stream_of_frames_crashes_or_holds_up_a_daemon(golden, tmp_path, reco
             for turn in range(DAEMON_STREAMS):
                 stream = b"".join(chance.choice(golden) for _ in range(3))
                 sent = hello + mutated(chance, stream) if turn % 4 else mutated(chance, hello)
-                with socket.create_connection(("127.0.0.1", daemon.port), 5) as wire:
-                    try:
-                        for chunk in chunks(chance, sent):
-                            wire.sendall(chunk)
-                        wire.shutdown(socket.SHUT_WR)
-                        while wire.recv(65_536):
-                            pass
-                    except TimeoutError:
-                        pytest.fail(f"the daemon did not answer {sent!r}")
-                    except OSError:
-                        pass  # it had answered and closed before it was sent everything
+                send_and_drain(daemon.port, chunks(chance, sent))
         grown_bytes = seen.peak_bytes - before_bytes
         record_property("figure", f"{seen.longest_ms:.0f} ms, {grown_bytes / 2**20:.1f} MiB")
-        assert seen.longest_ms <= 200
+        assert seen.longest_ms <= 200 * SLACK
         assert grown_bytes <= 16 * 1024 * 1024
         assert daemon.process.poll() is None
     finally:

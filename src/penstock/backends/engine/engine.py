@@ -54,6 +54,7 @@ from penstock.journal import Journal, MemoryJournal
 from penstock.service import (
     BATCH_ITEMS_MAX,
     PULL_LIMIT_MAX,
+    QUEUES_LIMIT_MAX,
     WAIT_MS_MAX,
     Batch,
     Claim,
@@ -530,7 +531,7 @@ class Engine:
         return [self.shard.info(self.shard.names[name]) for name in names]
 
     def _list(self, command: ListQueues | DescribeQueues, now_ms: int) -> list[str]:
-        check_number("limit", command.limit, 1, 2**31)
+        check_number("limit", command.limit, 1, QUEUES_LIMIT_MAX)
         if type(command.prefix) is not str or type(command.after) is not str:
             raise InvalidField("prefix, after: expected text")
         # The names change only if a queue is created, which raises `next_queue`, or removed, which

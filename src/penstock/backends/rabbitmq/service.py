@@ -34,10 +34,8 @@ from penstock.errors import (
 from penstock.service import (
     DEDUP_WINDOW_MS,
     PEEK_LIMIT_MAX,
-    PULL_LIMIT_MAX,
+    QUEUES_LIMIT_MAX,
     REDRIVE_MAX,
-    VISIBILITY_MS_MAX,
-    WAIT_MS_MAX,
     Batch,
     Claim,
     Command,
@@ -62,9 +60,9 @@ from penstock.service import (
     Redrive,
     Release,
     Stats,
-    check_id,
     check_name,
     check_number,
+    check_pull,
 )
 from penstock.url import BackendUrl
 
@@ -199,7 +197,8 @@ class AsyncRabbit:
     # Messages.
 
     async def _pull(self, command: Pull) -> list[Claim]:
-        _check_pull(command)
+        check_name(command.queue)
+        check_pull(command)
         queue = await self._queues.find(command.queue)
         visibility_ms = command.visibility_ms
         if visibility_ms is None:
@@ -260,7 +259,7 @@ class AsyncRabbit:
         return (await self._queues.find(command.queue)).info
 
     def _listed(self, command: ListQueues | DescribeQueues) -> list[str]:
-        check_number("limit", command.limit, 1, 2**31)
+        check_number("limit", command.limit, 1, QUEUES_LIMIT_MAX)
         if type(command.prefix) is not str or type(command.after) is not str:
             raise InvalidField("prefix, after: expected text")
         names = (name for name in self._registry.queues if name.startswith(command.prefix))
@@ -329,16 +328,3 @@ class AsyncRabbit:
                 f"to: the messages of {queue.name!r} have no source queue; name a target queue"
             )
         return moved
-
-
-def _check_pull(command: Pull) -> None:
-    check_name(command.queue)
-    check_number("limit", command.limit, 1, PULL_LIMIT_MAX)
-    if command.visibility_ms is not None:
-        check_number("visibility_ms", command.visibility_ms, 0, VISIBILITY_MS_MAX)
-    if command.wait_ms is not None:
-        check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
-    if command.holder is not None:
-        check_id("holder", command.holder)
-    if command.attempt_id is not None:
-        check_id("attempt_id", command.attempt_id)

@@ -11,14 +11,10 @@ from penstock.backends.redis.queues import RedisQueues
 from penstock.backends.redis.waiting import RedisWaits, WaitingPull
 from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError, QueueDeleted, QueueNotFound
 from penstock.service import (
-    PULL_LIMIT_MAX,
-    VISIBILITY_MS_MAX,
-    WAIT_MS_MAX,
     Claim,
     Pull,
     Release,
-    check_id,
-    check_number,
+    check_pull,
 )
 
 _NONE: Final = -1
@@ -41,7 +37,7 @@ class RedisPulls:
 
     async def pull(self, command: Pull) -> list[Claim]:
         """Claims messages, waiting for the first if the command or the queue says so."""
-        _check(command)
+        check_pull(command)
         queue = await self._queues.find(command.queue)
         wait_ms = command.wait_ms
         if wait_ms is None:
@@ -160,17 +156,3 @@ def _claims(queue: RedisQueue, reply: list[Any]) -> list[Claim]:
             )
         ]
     return []
-
-
-def _check(command: Pull) -> None:
-    check_number("limit", command.limit, 1, PULL_LIMIT_MAX)
-    if command.visibility_ms is not None:
-        check_number("visibility_ms", command.visibility_ms, 0, VISIBILITY_MS_MAX)
-    if command.wait_ms is not None:
-        check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
-    if command.bytes_max is not None:
-        check_number("bytes_max", command.bytes_max, 0, 2**63 - 1)
-    if command.holder is not None:
-        check_id("holder", command.holder)
-    if command.attempt_id is not None:
-        check_id("attempt_id", command.attempt_id)

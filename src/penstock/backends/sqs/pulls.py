@@ -11,13 +11,9 @@ from penstock.backends.sqs.settings import whole_seconds
 from penstock.clock import Clock
 from penstock.errors import QueueDeleted, QueueNotFound, UnsupportedOperation
 from penstock.service import (
-    PULL_LIMIT_MAX,
-    VISIBILITY_MS_MAX,
-    WAIT_MS_MAX,
     Claim,
     Pull,
-    check_id,
-    check_number,
+    check_pull,
 )
 
 # An endpoint that gives an empty answer sooner than this did not wait: pause before the next
@@ -36,7 +32,9 @@ class SqsPulls:
 
     async def pull(self, command: Pull) -> list[Claim]:
         """ReceiveMessage, repeated until the limit is reached or the queue is empty."""
-        _check(command)
+        check_pull(command)
+        if command.attempt_id is not None:
+            check_plain_id("attempt_id", command.attempt_id)
         queue = await self._queues.find(command.queue)
         if command.attempt_id is not None and not queue.fifo:
             raise UnsupportedOperation(f"attempt_id: {LACKS['attempts']}")
@@ -137,15 +135,3 @@ class SqsPulls:
         for poll in polls:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
-
-
-def _check(command: Pull) -> None:
-    check_number("limit", command.limit, 1, PULL_LIMIT_MAX)
-    if command.visibility_ms is not None:
-        check_number("visibility_ms", command.visibility_ms, 0, VISIBILITY_MS_MAX)
-    if command.wait_ms is not None:
-        check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
-    if command.holder is not None:
-        check_id("holder", command.holder)
-    if command.attempt_id is not None:
-        check_plain_id("attempt_id", check_id("attempt_id", command.attempt_id))

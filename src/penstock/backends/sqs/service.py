@@ -35,6 +35,7 @@ from penstock.errors import (
 )
 from penstock.service import (
     PEEK_LIMIT_MAX,
+    QUEUES_LIMIT_MAX,
     Batch,
     Command,
     ConfigureQueue,
@@ -260,7 +261,7 @@ class AsyncSqs:
         return await self._queues.described(await self._queues.find(command.queue))
 
     async def _list(self, command: ListQueues) -> list[str]:
-        check_number("limit", command.limit, 1, 2**31)
+        check_number("limit", command.limit, 1, QUEUES_LIMIT_MAX)
         if type(command.prefix) is not str or type(command.after) is not str:
             raise InvalidField("prefix, after: expected text")
         names = await self._queues.names(command.prefix)

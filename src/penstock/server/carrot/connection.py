@@ -16,13 +16,14 @@ import ssl
 from collections import deque
 from functools import partial
 from hmac import compare_digest
+from time import perf_counter
 from typing import Any, Final
 
 from penstock.errors import MessageTooLarge, Overloaded, PenstockError, ProtocolError
 from penstock.server.carrot.server import CarrotServer, HeldClaim, make_create, make_push
 from penstock.server.carrot.sessions import TAKE
 from penstock.server.frames.tcp import TcpAddress, open_listener, prepare_tcp
-from penstock.server.stream import StreamConnection
+from penstock.server.stream import TURN_S, StreamConnection
 from penstock.service import Claim, Command, Delete, DeleteQueue, Pull, Release
 from penstock.wire.carrot.reasons import DENIED, EMPTY, REMOVED, STOPPING, TIMEOUT
 from penstock.wire.carrot.session import (
@@ -286,10 +287,11 @@ class CarrotConnection(StreamConnection):
 
     def _take_all(self, requests: list[SessionRequest]) -> None:
         server, counts = self._server, self._server.requests
+        until_s = perf_counter() + TURN_S
         for place, (opcode, count, number, queue, body) in enumerate(requests, 1):
             counts[opcode] += 1
             TAKE[opcode](server, self, count, number, queue, body)
-            if self._is_held or self.is_full():
+            if self._is_held or self.is_full() or perf_counter() > until_s:
                 self._backlog.extendleft(reversed(requests[place:]))
                 return
 

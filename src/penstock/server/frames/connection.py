@@ -4,11 +4,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from hmac import compare_digest
+from time import perf_counter
 from typing import Final
 
 from penstock.errors import Overloaded, PenstockError, ProtocolError
 from penstock.server.frames.server import FrameServer
-from penstock.server.stream import StreamConnection
+from penstock.server.stream import TURN_S, StreamConnection
 from penstock.wire.frames.frames import (
     HELLO,
     HELLO_LIMITS,
@@ -83,11 +84,13 @@ class FrameConnection(StreamConnection):
         server.flush()
 
     def _take_frames(self) -> None:
-        """Takes frames of the backlog in order; some stay if there is no room for their answers."""
+        """Takes frames of the backlog in order; some stay for the next turn of the event loop, or
+        if there is no room for their answers."""
         backlog, take = self._backlog, self._server.take
+        until_s = perf_counter() + TURN_S
         for _ in range(min(len(backlog), _TURN_MAX)):
             take(self, backlog.popleft())
-            if self.is_full():
+            if self.is_full() or perf_counter() > until_s:
                 return
 
     def take_backlog(self) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.loop import LoopService, Pending
-from penstock.backends.parts import bounded, take_parts, with_faults
+from penstock.backends.parts import bounded, take_pages, take_parts, takes_pages, with_faults
 from penstock.errors import PenstockError, ProtocolError, UnavailableError
 from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
@@ -29,6 +29,7 @@ from penstock.wire.frames.frames import (
     BATCH,
     BULK_PUSH,
     CANCEL,
+    DESCRIBE_QUEUES,
     HISTORY,
     KIND_OF,
     PEEK,
@@ -104,7 +105,12 @@ class FrameServer(StreamServer):
                 reply: Any = self.service.run(take_parts(kind, request, parts))
             else:
                 command = decode(body)
-                reply = self._submit_by_kind.get(kind, self._submit)(command)
+                if kind == DESCRIBE_QUEUES and takes_pages(command):
+                    reply = self.service.run(
+                        take_pages(request, command, self.limits.frame_bytes_max)
+                    )
+                else:
+                    reply = self._submit_by_kind.get(kind, self._submit)(command)
         except PenstockError as error:
             self._refuse(connection, kind, request, error)
             return
@@ -117,7 +123,7 @@ class FrameServer(StreamServer):
         if not isinstance(reply, Pending):
             self._answer(connection, kind, request, command, reply)
         elif reply.waits:
-            self._wait(connection, request, command, reply)
+            self._wait(connection, request, reply)
         else:
             self._defer(connection, kind, request, command, reply)
 
@@ -156,7 +162,7 @@ class FrameServer(StreamServer):
             return
         self._answered[kind] += 1
         if type(reply) is bytes:
-            # The frame that `take_parts` made.
+            # The frame that `take_parts` or `take_pages` made.
             connection.send(reply)
         elif kind == BULK_PUSH:
             connection.send(encode_bulk_reply(request, reply))
@@ -229,9 +235,7 @@ class FrameServer(StreamServer):
 
     # Waiting for a message.
 
-    def _wait(
-        self, connection: "FrameConnection", request: int, command: Pull, pending: Pending
-    ) -> None:
+    def _wait(self, connection: "FrameConnection", request: int, pending: Pending) -> None:
         if request in connection.waits:
             pending.then(ignore_reply)
             pending.cancel()

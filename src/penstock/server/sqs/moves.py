@@ -291,9 +291,14 @@ class MoveActions:
 
 
 def _read_note(queue: QueueInfo) -> list[MoveTask]:
-    """The tasks in a queue's annotations."""
+    """The tasks in a queue's annotations; none if another client has written something else."""
     kept = queue.settings.annotations.get(NOTE)
-    return [] if kept is None else msgspec.json.decode(kept, type=list[MoveTask])
+    if kept is None:
+        return []
+    try:
+        return msgspec.json.decode(kept, type=list[MoveTask])
+    except msgspec.DecodeError:
+        return []
 
 
 def _read_id(text: str) -> tuple[str, str]:

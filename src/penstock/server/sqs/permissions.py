@@ -121,7 +121,8 @@ def _check_permitted(accounts: list[str], actions: list[str]) -> None:
 
 def _policy(queue: QueueInfo, arn: str) -> dict[str, Any]:
     text = queue.settings.annotations.get(attributes.POLICY)
-    policy: dict[str, Any] = msgspec.json.decode(text) if text else {}
+    found = attributes.read_json(text) if text else None
+    policy: dict[str, Any] = found if isinstance(found, dict) else {}
     policy.setdefault("Version", "2008-10-17")
     policy.setdefault("Id", f"{arn}/SQSDefaultPolicy")
     policy["Statement"] = attributes.statements_of(policy) or []

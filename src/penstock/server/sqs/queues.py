@@ -225,7 +225,7 @@ class QueueActions:
         queue = yield from self._describe(request.queue_url or "", caller)
         now_ms = self._lookup.now_ms()
         window_ms = self._lookup.windows.purged_ms
-        purged_at_ms = int(queue.settings.annotations.get(_PURGED, -window_ms))
+        purged_at_ms = attributes.note_number(queue.settings, _PURGED, -window_ms)
         if purged_at_ms + window_ms > now_ms:
             name = self._lookup.directory.address(queue.queue).name
             raise Refusal(

@@ -48,7 +48,13 @@ class TagActions:
 
 def _tags(queue: QueueInfo) -> dict[str, str]:
     text = queue.settings.annotations.get(attributes.TAGS)
-    return msgspec.json.decode(text, type=dict[str, str]) if text else {}
+    if not text:
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.DecodeError:
+        # Written by another client: as if there were none.
+        return {}
 
 
 def tags_text(have: dict[str, str], given: dict[str, str], name: str) -> str:

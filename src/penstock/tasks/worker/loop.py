@@ -10,7 +10,7 @@ import uvloop
 from penstock.clock import THREAD_PREFIX
 from penstock.tasks.errors import TaskTimeout
 from penstock.tasks.middleware import Middleware
-from penstock.tasks.running import HeldTask, fail, run_awaited
+from penstock.tasks.running import HeldTask, fail, run_awaited, take_all
 
 
 class LoopRunner:
@@ -42,13 +42,7 @@ class LoopRunner:
 
     def remove_waiting(self) -> list[HeldTask]:
         """Removes and returns the tasks that have not started."""
-        taken: list[HeldTask] = []
-        while self._waiting:
-            try:
-                taken.append(self._waiting.popleft())
-            except IndexError:
-                break
-        return taken
+        return take_all(self._waiting)
 
     def cancel(self, held: HeldTask) -> None:
         """Cancels a task that runs."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
 from penstock.clock import THREAD_PREFIX
-from penstock.tasks.running import HeldTask, TaskOutcome, failure_of
+from penstock.tasks.running import HeldTask, TaskOutcome, failure_of, take_all
 
 
 class ThreadRunner:
@@ -47,13 +47,7 @@ class ThreadRunner:
 
     def remove_waiting(self) -> list[HeldTask]:
         """Removes and returns the tasks that have not started."""
-        taken: list[HeldTask] = []
-        while self._waiting:
-            try:
-                taken.append(self._waiting.popleft())
-            except IndexError:
-                break
-        return taken
+        return take_all(self._waiting)
 
     def close(self) -> None:
         """Ends the threads, each after the task that it runs."""

@@ -349,6 +349,7 @@ def _with_text(command: Any) -> Any:
 # MessagePack: an array of fewer than sixteen has a header of one byte, others here one of three.
 _FIXED_ARRAY_MAX: Final = 16
 _ARRAY_HEADER: Final = struct.Struct(">BH")
+_LONG_ARRAY_HEADER: Final = struct.Struct(">BI")
 _PROOF: Final = Claim.__struct_fields__.index("proof")
 _decode_wire_replies: Final = msgspec.msgpack.Decoder(
     list[PushReply | bool | int | dict[str, list[str]] | None]
@@ -362,14 +363,16 @@ def encode_reply(request: int, reply: Any) -> bytes:
 
 
 def encode_rows(replies: list[Any]) -> bytes:
-    """The replies to a part of a batch, without the array around them."""
+    """Up to 65,535 rows of a reply, without the array around them."""
     return encode_body(replies)[1 if len(replies) < _FIXED_ARRAY_MAX else 3 :]
 
 
 def encode_row_reply(request: int, count: int, rows: Sequence[bytes]) -> bytes:
-    """The frame of a reply to a batch of more than fifteen, whose parts are encoded already."""
-    size = _ARRAY_HEADER.size + sum(map(len, rows))
-    return HEADER.pack(size, REPLY, request) + b"".join((_ARRAY_HEADER.pack(0xDC, count), *rows))
+    """The frame of a reply of many rows, which are encoded already."""
+    is_short = count < 2**16
+    header = _ARRAY_HEADER.pack(0xDC, count) if is_short else _LONG_ARRAY_HEADER.pack(0xDD, count)
+    size = len(header) + sum(map(len, rows))
+    return HEADER.pack(size, REPLY, request) + b"".join((header, *rows))
 
 
 def encode_claims(request: int, claims: list[Claim]) -> bytes:

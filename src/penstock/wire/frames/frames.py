@@ -100,6 +100,7 @@ PUSH: Final = KIND_OF[Push]
 PULL: Final = KIND_OF[Pull]
 PEEK: Final = KIND_OF[Peek]
 HISTORY: Final = KIND_OF[History]
+DESCRIBE_QUEUES: Final = KIND_OF[DescribeQueues]
 BATCH: Final = KIND_OF[Batch]
 
 Body = bytes | memoryview

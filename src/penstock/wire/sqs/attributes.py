@@ -45,6 +45,7 @@ KEY_CHARS_MAX: Final = 2_048
 SCOPE: Final = "DeduplicationScope"
 SCOPE_DELAY_MS: Final = 60_000
 _KMS_REUSE_DEFAULT: Final = "300"
+_NUMBER_CHARS_MAX: Final = 16
 
 
 class Number(NamedTuple):
@@ -164,7 +165,7 @@ def _read_throughput(name: str, value: str, changes: Changes) -> None:
 
 
 def _read_policy(name: str, value: str, changes: Changes) -> None:
-    if value and statements_of(_json(value)) is None:
+    if value and statements_of(read_json(value)) is None:
         raise _bad_value(name)
     changes.annotations[name] = value or None
 
@@ -211,7 +212,21 @@ _READERS: Final[dict[str, Callable[[str, str, Changes], None]]] = {
 }
 
 
-def _json(text: str) -> Any:
+# Annotations that an endpoint has written are valid. Other clients can set them to any text, which
+# is then read as if there were none.
+
+
+def note_number(settings: QueueSettings, name: str, otherwise: int) -> int:
+    """The number in an annotation, or the other one."""
+    return _number(settings.annotations.get(name, ""), otherwise)
+
+
+def _number(text: str, otherwise: int) -> int:
+    is_number = len(text) <= _NUMBER_CHARS_MAX and text.isascii() and text.isdecimal()
+    return int(text) if is_number else otherwise
+
+
+def read_json(text: str) -> Any:
     """The value of a JSON text; None if it is not JSON, or longer than a policy may be."""
     if len(text) > POLICY_CHARS_MAX:
         return None
@@ -222,7 +237,7 @@ def _json(text: str) -> Any:
 
 
 def _read_redrive(text: str) -> RedrivePolicy:
-    policy = _json(text)
+    policy = read_json(text)
     if not isinstance(policy, dict):
         raise invalid_value(text, "RedrivePolicy", "Redrive policy is not a valid JSON map.")
     for name in _REDRIVE_FIELDS:
@@ -266,7 +281,7 @@ def check_same_owner(redrive: RedrivePolicy, source: QueueAddress) -> None:
 
 
 def _check_allow(text: str) -> None:
-    policy = _json(text)
+    policy = read_json(text)
     known = isinstance(policy, dict) and policy.keys() <= {"redrivePermission", "sourceQueueArns"}
     permission = policy.get("redrivePermission") if known else None
     sources = policy.get("sourceQueueArns") if known else None
@@ -304,11 +319,12 @@ def _are_arns(sources: Any) -> bool:
 def allows(settings: QueueSettings, source_arn: str) -> bool:
     """Whether a queue takes dead letters from this source."""
     text = settings.annotations.get(ALLOW_POLICY)
-    policy = _json(text) if text else None
+    policy = read_json(text) if text else None
     if not isinstance(policy, dict):
         return True
     if policy.get("redrivePermission") == "byQueue":
-        return source_arn in policy.get("sourceQueueArns", ())
+        sources = policy.get("sourceQueueArns")
+        return isinstance(sources, list) and source_arn in sources
     return policy.get("redrivePermission") != "denyAll"
 
 
@@ -337,7 +353,7 @@ def merged(settings: QueueSettings, changes: Changes) -> dict[str, str]:
 
 def check_statements(changes: Changes) -> None:
     """A policy that is set has twenty statements at most. Raises Refusal."""
-    statements = statements_of(_json(changes.annotations.get(POLICY) or "{}"))
+    statements = statements_of(read_json(changes.annotations.get(POLICY) or "{}"))
     if statements is not None and len(statements) > STATEMENTS_MAX:
         raise Refusal(
             OVER_LIMIT,
@@ -352,17 +368,17 @@ def redrive_shown(settings: QueueSettings, dead_letter_arn: str) -> str:
         return settings.annotations.get(WITHHELD, "")
     given = settings.annotations.get(REDRIVE, "")
     policy = {"deadLetterTargetArn": dead_letter_arn, "maxReceiveCount": settings.max_receives}
-    return given if _json(given) == policy else msgspec.json.encode(policy).decode()
+    return given if read_json(given) == policy else msgspec.json.encode(policy).decode()
 
 
 def receives_max_of(text: str) -> int:
-    """How many receives a policy allows; the policy was checked when it was set."""
-    return int(msgspec.json.decode(text)["maxReceiveCount"])
+    """How many receives a policy allows. Raises Refusal if it is none."""
+    return _read_redrive(text).receives_max
 
 
 def target_of(text: str) -> QueueAddress | None:
     """The dead-letter queue that a policy names."""
-    policy = _json(text)
+    policy = read_json(text)
     return read_arn(policy.get("deadLetterTargetArn")) if isinstance(policy, dict) else None
 
 
@@ -392,7 +408,9 @@ def defer_scope(settings: QueueSettings, changes: dict[str, Any], now_ms: int) -
 def scope_asked(settings: QueueSettings) -> tuple[bool, int]:
     """Whether duplicates are found per group, and from which instant on (0 for now)."""
     asked, _, from_ms = settings.annotations.get(SCOPE, "").partition(" ")
-    return (asked == "messageGroup", int(from_ms)) if asked else (settings.dedup_per_group, 0)
+    if not asked:
+        return settings.dedup_per_group, 0
+    return asked == "messageGroup", _number(from_ms, 0)
 
 
 def show(info: QueueInfo, stats: QueueStats, arn: str, dead_letter_arn: str) -> dict[str, str]:
