@@ -51,7 +51,8 @@ _NAME_TAKEN_S: Final = 0.25
 _REGISTERS_S: Final = 1.0
 # Shards are moved to the first in rank once the set of nodes has not changed for so long.
 _SETTLED_S: Final = 2.0
-_YIELD_S: Final = 15.0
+# After this time the owner is asked again: its answer may be lost, and the shard has no owner then.
+_YIELD_S: Final = 3.0
 # How long a move waits for the standby to catch up, before other shards are moved.
 _CATCH_UP_S: Final = 10.0
 _NOT_OWNED: Final = b"? not owned here"
@@ -157,6 +158,8 @@ class OwnerChoice:
         self._shards = shards
         self._holder = holder
         self._loop = asyncio.get_running_loop()
+        # All nodes that have a register, and those of them to ping.
+        self._nodes: frozenset[str] = frozenset()
         self._peers: dict[str, Peer] = {}
         self._changed_s = self._loop.time()
         self._owners: dict[int, Register] = {}
@@ -281,7 +284,8 @@ class OwnerChoice:
         nodes: dict[str, NodeInfo] = {}
         owners: dict[int, Register] = {}
         pins: dict[int, str] = {}
-        for kind in ("node.", "owner.", "pin."):
+        # Owners first: a node announces itself before it takes shards.
+        for kind in ("owner.", "pin.", "node."):
             for register in await self._replicated.execute(ReadRegisters(kind)):
                 rest = register.key.removeprefix(kind)
                 if kind == "node.":
@@ -291,6 +295,7 @@ class OwnerChoice:
                 else:
                     pins[int(rest)] = register.value.decode()
         self._owners, self._pins = owners, pins
+        self._nodes = frozenset(nodes)
         for node, info in nodes.items():
             if node == self._node:
                 continue
@@ -349,7 +354,9 @@ class OwnerChoice:
             # A shard of this node by its register that is not in `owned` was lost, or was owned
             # before this node was restarted.
             owner = None if ownership is None or ownership.node == self._node else ownership.node
-            if is_first and (owner is None or owner not in self.live):
+            # An owner whose register was not read yet is not one that has stopped.
+            has_stopped = owner in self._nodes and owner not in self.live
+            if is_first and (owner is None or has_stopped):
                 self._start_work(shard, self._take, 0 if register is None else register.revision)
             elif is_first and self._moving is None and (is_settled or owner not in self.takers):
                 assert owner is not None

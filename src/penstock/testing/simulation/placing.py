@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cluster.membership import set_register
+from penstock.cluster.membership import read_node, set_register
 from penstock.cluster.owner import owner_key
 from penstock.cluster.placement import ranked
 from penstock.cluster.replica import ShardReplica
@@ -165,6 +165,11 @@ class PlacementRules:
 
     def misplaced(self) -> str | None:
         """A shard that is not where it should be, in words; None if there is none."""
+        for node in self._cluster.nodes:
+            register = self._cluster.streams.register(f"node.{node.name}")
+            state = None if register is None else read_node(register).state
+            if not node.is_stopped and (node.choice is None or node.choice.state != state):
+                return f"{node.name} has not announced its state"
         for shard in range(self._cluster.profile.shards):
             wanted = self.wanted(shard)
             holders = [each.name for each in self._cluster.nodes if shard in each.owned]
