@@ -5,6 +5,7 @@ import math
 import os
 import pty
 import random
+import re
 import subprocess
 import sys
 import tarfile
@@ -558,5 +559,10 @@ def test_a_lake_that_an_earlier_release_wrote_is_migrated_in_place(
     fresh = Lake.open(tmp_path / "fresh", create=True)
     ingest(no_spark, fresh, str(store))
     assert audit(no_spark, fresh).events == verdict.events > 60
+    # Settings that the release did not have are absent in its events, and null in fresh ones.
     for each in (QUEUE_EVENTS, *TABLES):
-        assert rows_of(lake, each) == rows_of(fresh, each), each.name
+        old, new = (
+            [re.sub(r'"\w+":null,?', "", row) for row in rows_of(either, each)]
+            for either in (lake, fresh)
+        )
+        assert old == new, each.name
