@@ -276,13 +276,12 @@ def test_parts_that_are_judged_together_have_the_verdicts_of_each_by_itself(tmp_
     for shard in range(2):
         add_events(lake, journal(4 + shard, f"{shard:032x}", shard))
     derive(no_spark, lake)
+    files = [table_of(lake, each).files() for each in (FOLDS, IRREGULAR_EVENTS)]
+    parts = judge.parts_of(*files)
     found = []
     tasks = []
     for rows in (0, 4 * PART, judge.TASK_ROWS):
         monkeypatch.setattr(judge, "TASK_ROWS", rows)
-        parts = judge.parts_of(
-            table_of(lake, FOLDS).files(), table_of(lake, IRREGULAR_EVENTS).files()
-        )
         tasks.append(len(judge.tasks_of(parts)))
         audit(no_spark, lake, everything=True)
         found.append([judged_rows(lake, each) for each in (FINDINGS, BALANCES)])
