@@ -5,6 +5,7 @@ import math
 import os
 import pty
 import random
+import re
 import subprocess
 import sys
 import tarfile
@@ -275,7 +276,8 @@ def test_parts_that_are_judged_together_have_the_verdicts_of_each_by_itself(tmp_
     for shard in range(2):
         add_events(lake, journal(4 + shard, f"{shard:032x}", shard))
     derive(no_spark, lake)
-    parts = judge.parts_of(table_of(lake, FOLDS).files(), table_of(lake, IRREGULAR_EVENTS).files())
+    files = [table_of(lake, each).files() for each in (FOLDS, IRREGULAR_EVENTS)]
+    parts = judge.parts_of(*files)
     found = []
     tasks = []
     for rows in (0, 4 * PART, judge.TASK_ROWS):
@@ -556,8 +558,10 @@ def test_a_lake_that_an_earlier_release_wrote_is_migrated_in_place(
     fresh = Lake.open(tmp_path / "fresh", create=True)
     ingest(no_spark, fresh, str(store))
     assert audit(no_spark, fresh).events == verdict.events > 60
-    # Events that are read now show a setting that was added since.
-    added = ',"priority_age_ms":null'
+    # Settings that the release did not have are absent in its events, and null in fresh ones.
     for each in (QUEUE_EVENTS, *TABLES):
-        expected = [row.replace(added, "") for row in rows_of(fresh, each)]
-        assert rows_of(lake, each) == sorted(expected), each.name
+        old, new = (
+            [re.sub(r'"\w+":null,?', "", row) for row in rows_of(either, each)]
+            for either in (lake, fresh)
+        )
+        assert old == new, each.name

@@ -2,6 +2,7 @@
 
 import random
 import re
+import struct
 import threading
 from typing import Any
 
@@ -61,6 +62,25 @@ def stored(client, queue):
     number = found["meta"].pop(b"number")
     found["meta"][b"counters"] = found["meta"][b"counters"].replace(number, b"number")
     return found
+
+
+def test_a_queue_of_an_earlier_layout_continues_with_its_counters(server, client, queues):
+    """Each counter was a field of its own."""
+    first = queues.push("orders", b"first")
+    meta = "penstock:{orders}:meta"
+    number, size, last, offset, due, _ = struct.unpack_from(
+        ">dddddB", client.hget(meta, "counters")
+    )
+    names = ("next", "bytes", "last", "offset", "due")
+    values = (number, size, last, offset, due)
+    client.hset(meta, mapping={name: int(value) for name, value in zip(names, values, strict=True)})
+    client.hdel(meta, "counters")
+    with penstock.connect(server.url) as others:
+        assert others.stats("orders").messages == 1
+        second = others.push("orders", b"second")
+        assert int(second[-12:], 16) == int(first[-12:], 16) + 1
+        assert [claim.body for claim in others.pull_many("orders", 9)] == [b"first", b"second"]
+    assert client.hexists(meta, "counters")
 
 
 @pytest.mark.parametrize("seed", range(5))
