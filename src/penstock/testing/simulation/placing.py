@@ -27,6 +27,7 @@ _READING_S: Final = 0.005
 # Within this time after the last fault all shards have their owners, and keep them for the second.
 PLACED_MS_MAX: Final = 30_000
 RESTART_MS_MAX: Final = 3_000
+COMMANDS_MS_MAX: Final = 20_000
 _UNCHANGED_MS: Final = 4_000
 
 
@@ -121,8 +122,9 @@ class PlacementRules:
         self._cluster = cluster
         # The node that is drained, by its number: one at a time, so that some take shards.
         self._drained: int | None = None
-        # Whether it is to be restarted.
+        # Whether it is to be restarted, and how many commands of the operator have not ended.
         self._restarts = False
+        self._commands = 0
 
     def move(self) -> None:
         """Pins a shard to a node, as `penstock cluster move` does."""
@@ -132,7 +134,8 @@ class PlacementRules:
         cluster.schedule.note("pin", shard, node)
         client = cluster.clients[0]
         work = partial(client.connection.run, set_register(f"pin.{shard}", node.encode()))
-        client.run(lambda: client.begin(work(), _ignore))
+        self._commands += 1
+        client.run(lambda: client.begin(work(), self._ended))
 
     def drain(self) -> None:
         """Drains a node, as `penstock cluster drain` does; it may be restarted later."""
@@ -145,10 +148,15 @@ class PlacementRules:
         cluster.schedule.note("drain", name)
         client = cluster.clients[0]
         work = partial(client.connection.request, f"{NAME}.node.{name}.ask", b"drain", 5.0)
-        client.run(lambda: client.begin(work(), _ignore))
+        self._commands += 1
+        client.run(lambda: client.begin(work(), self._ended))
         if cluster.schedule.chance() < 0.5:
             self._restarts = True
             cluster.schedule.after(cluster.schedule.between(500, RESTART_MS_MAX), self._restart)
+
+    def _ended(self, _: Any, error: Exception | None) -> None:
+        """A command has ended; if it failed, an operator would look at the status and repeat it."""
+        self._commands -= 1
 
     def _restart(self) -> None:
         assert self._drained is not None
@@ -180,16 +188,19 @@ class PlacementRules:
     def check_settled(self) -> None:
         """Checks, after all faults have ended, that all shards are placed, and stay so."""
         schedule = self._cluster.schedule
-        self._step_until(RESTART_MS_MAX, lambda: not self._restarts)
-        self._step_until(PLACED_MS_MAX, lambda: self.misplaced() is None)
-        problem = self.misplaced()
-        if problem is not None:
-            schedule.violate(f"{problem}, {PLACED_MS_MAX} ms after all faults have ended")
-            return
-        terms = self._terms()
-        self._step_until(_UNCHANGED_MS, lambda: False)
-        if self._terms() != terms or self.misplaced() is not None:
-            schedule.violate(f"owners change though nothing happens: {self.misplaced()}")
+        self._step_until(COMMANDS_MS_MAX, lambda: not self._restarts and not self._commands)
+        end_ms = schedule.now_ms + PLACED_MS_MAX
+        while schedule.now_ms < end_ms and schedule.violation is None:
+            self._step_until(end_ms - schedule.now_ms, lambda: self.misplaced() is None)
+            terms = self._terms()
+            # What a node has read from a replica that lags may move a shard once more.
+            until_ms = schedule.now_ms + _UNCHANGED_MS
+            while self._terms() == terms and schedule.now_ms < until_ms and schedule.step():
+                pass
+            if self._terms() == terms and self.misplaced() is None:
+                return
+        problem = self.misplaced() or "owners change though nothing happens"
+        schedule.violate(f"{problem}, {PLACED_MS_MAX} ms after all faults have ended")
 
     def _terms(self) -> list[int]:
         shards = range(self._cluster.profile.shards)
@@ -200,7 +211,3 @@ class PlacementRules:
         end_ms = schedule.now_ms + limit_ms
         while schedule.now_ms < end_ms and not is_so() and schedule.step():
             pass
-
-
-def _ignore(_: Any, error: Exception | None) -> None:
-    """The command failed or not: an operator would look at the status and repeat it."""
