@@ -1,6 +1,7 @@
 """The archive: the segment files that successive owners of a shard write."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -8,12 +9,13 @@ from penstock.cluster.archive import ShardArchive, shard_directory
 from penstock.cluster.journal import NO_ARCHIVE
 from penstock.cluster.open import open_node
 from penstock.core.events import Pushed, QueueCreated
-from penstock.errors import CorruptEntry, StoreUnusable
+from penstock.errors import CorruptEntry, JournalError, StoreFull, StoreUnusable
 from penstock.journal import codec
 from penstock.journal.entry import join
 from penstock.journal.reader import JournalReader
 from penstock.journal.store import journals_in
 from penstock.service import QueueSettings
+from tests.journal.disk import Disk
 
 IDENTITY = b"cluster"
 SMALL = 8 * 1024
@@ -96,7 +98,44 @@ def test_an_archive_that_does_not_fit_the_stream_is_refused_and_left_alone(tmp_p
     assert read_back(tmp_path) == before
 
 
-def test_every_shard_of_a_cluster_is_archived_by_whoever_owns_it(on_cluster, tmp_path):
+def test_an_archive_continues_where_its_files_end_after_the_disk_was_full(tmp_path, monkeypatch):
+    """A part of what was to be written is in the files already."""
+    monkeypatch.chdir(tmp_path)
+    disk = Disk(room_bytes=4 * SMALL)
+    archive = ShardArchive(Path(disk.path), IDENTITY, SMALL, disk)
+    stream = entries(1, 80)
+    whole = b"".join(stream)
+    assert archive.open(0, 1, len(whole)) == 0
+    with pytest.raises(StoreFull):
+        archive.write(whole)
+    disk.room_bytes = 1 << 40
+    reached = archive.open(0, 1, len(whole))
+    assert 0 < reached < len(whole)
+    assert archive.write(whole[reached:]) == len(whole)
+    archive.close()
+    with JournalReader(disk.path, storage=disk) as reader:
+        assert [each.entry_id for each in reader.entries()] == [*range(1, 81)]
+
+
+def test_an_archive_recovers_from_a_failed_sync(tmp_path, monkeypatch):
+    """After a failed sync, the files are opened again, and only what is durable counts."""
+    monkeypatch.chdir(tmp_path)
+    disk = Disk()
+    archive = ShardArchive(Path(disk.path), IDENTITY, SMALL, disk)
+    stream = entries(1, 20)
+    whole = b"".join(stream)
+    assert archive.open(0, 1, len(whole)) == 0
+    ten = archive.write(b"".join(stream[:10]))
+    disk.failing_syncs = {disk.syncs + 1}
+    with pytest.raises(JournalError):
+        archive.write(b"".join(stream[10:15]))
+    reached = archive.open(0, 1, len(whole))
+    assert ten <= reached <= len(whole)
+    assert archive.write(whole[reached:]) == len(whole)
+    archive.close()
+
+
+def test_every_shard_of_a_cluster_is_archived_by_its_owner(on_cluster, tmp_path):
     archive = tmp_path / "archive"
 
     async def work(cluster):

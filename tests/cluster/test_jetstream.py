@@ -30,7 +30,7 @@ from penstock.cluster.log import (
 )
 from penstock.cluster.nats_servers import find_program
 from penstock.cluster.owner import append_extent
-from penstock.errors import BackendLost
+from penstock.errors import BackendLost, StoreUnusable
 from penstock.url import read_url
 from tests.ports import refusing_port
 
@@ -177,6 +177,30 @@ def test_streams_that_exist_are_used_as_they_are(on_log):
         await log.execute(Append(0, 0, b"kept"))
         await log.prepare(2, 3)
         assert await log.execute(Bounds(0)) == (1, 1)
+
+    on_log(work)
+
+
+LOSSY = {"max_msgs": 10, "max_bytes": 10_000, "max_age": 10**12, "allow_direct": False}
+
+
+def test_a_stream_that_would_lose_messages_is_refused(on_log):
+    """A stream with a limit discards its oldest messages, which are the log of a shard."""
+
+    async def work(log):
+        stream = f"{log._name}_shard_0"
+        info = await log._checked_api(f"STREAM.INFO.{stream}")
+        created = info["config"]
+        assert (created["num_replicas"], created["discard"]) == (3, "new")
+        for name, value in LOSSY.items():
+            lossy = {**created, "discard": "old", name: value}
+            await log._checked_api(f"STREAM.UPDATE.{stream}", lossy)
+            with pytest.raises(StoreUnusable, match=f"{stream} exists with {name}={value}"):
+                await log.prepare(2, 3)
+        # What an operator may choose.
+        chosen = {**created, "max_bytes": 10**9, "description": "the orders of the shop"}
+        await log._checked_api(f"STREAM.UPDATE.{stream}", chosen)
+        await log.prepare(2, 3)
 
     on_log(work)
 

@@ -95,7 +95,7 @@ def test_a_shard_is_asked_for_only_once_the_standby_has_caught_up(on_cluster, mo
             await queues.push("q", b"%d" % number)
         await cluster.add("b")
         old, new = (cluster.nodes[name].node for name in "ab")
-        execute, end_standby = JetStream.execute, new._end_standby
+        execute, end_standby = JetStream.execute, new.end_standby
 
         async def execute_late(log, request):
             if log is new._replicated and type(request) is ReadSlots:
@@ -109,7 +109,7 @@ def test_a_shard_is_asked_for_only_once_the_standby_has_caught_up(on_cluster, mo
             return replica
 
         monkeypatch.setattr(JetStream, "execute", execute_late)
-        monkeypatch.setattr(new, "_end_standby", note_lag)
+        monkeypatch.setattr(new, "end_standby", note_lag)
         await new._replicated.run(set_register("pin.0", b"b"))
         await cluster.until(lambda: 0 in new.owned)
         assert (await queues.stats("q")).visible == 60
@@ -127,13 +127,13 @@ def test_new_standbys_are_started_one_at_a_time(on_cluster, monkeypatch):
         await cluster.until_owned("a")
         await cluster.add("b")
         node = cluster.nodes["b"].node
-        start_standby = node._start_standby
+        start_standby = node.resume_standby
 
         def count_new(replica):
             start_standby(replica)
             started.append(sum(each.is_new for each in node._standbys.values()))
 
-        monkeypatch.setattr(node, "_start_standby", count_new)
+        monkeypatch.setattr(node, "resume_standby", count_new)
         await cluster.until(lambda: len(node._standbys) + len(node.owned) == 8)
 
     on_cluster(work, shards=8)
@@ -154,8 +154,8 @@ def test_a_fenced_owner_answers_nothing_and_discards_its_state(on_cluster):
         await cluster.add("b")
         old = cluster.nodes["a"].node.owned[0]
         taken = cluster.nodes["b"].node
-        await taken._end_standby(0)
-        await taken._take(0, old.term)
+        await taken.end_standby(0)
+        await taken.take(0, old.term)
         await cluster.until(lambda: 0 in taken.owned)
         old.service.submit(CreateQueue("stale"))
         await cluster.until(lambda: cluster.nodes["a"].node.owned.get(0) is not old)

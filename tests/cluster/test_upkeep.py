@@ -190,7 +190,7 @@ def test_a_drained_node_gives_its_shards_away_without_an_error_and_gets_none_bac
         def is_settled():
             later.update(cluster.owners().values())
             # Five times as long as nodes wait before they move shards.
-            return asyncio.get_running_loop().time() - other._changed_s > 1
+            return asyncio.get_running_loop().time() - other.choice._changed_s > 1
 
         await cluster.until(is_settled)
         await cluster.until(lambda: len(pushed) > before + 20)

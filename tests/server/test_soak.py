@@ -27,12 +27,13 @@ from tests.server.sqs.test_attacks import answer, connect, post
 MIB = 1_048_576
 SOAK_S = 3_600 if FULL else 60 if IN_SCORE else 2
 SAMPLE_S = SOAK_S / 100
-KEPT_BYTES = (512 if IN_SCORE or FULL else 16) * MIB
+KEPT_BYTES = (512 if IN_SCORE or FULL else 8) * MIB
 BODY_BYTES = 32_768
-BULK, BULK_BODY_BYTES = 10, 262_144
-# What the journal may have beside twice the messages, if these are few: it is shrunk after it has
-# grown by 32 MiB twice, grows while it is shrunk, and some of its files of 16 MiB are spare.
-JOURNAL_BYTES = 0 if IN_SCORE or FULL else 240 * MIB
+BULK, BULK_BODY_BYTES = 8, 524_288
+# What the journal may have beside twice the messages: it is shrunk after it has grown by 32 MiB
+# twice. A flood, as in the suite, adds what is written while it is shrunk.
+JOURNAL_BYTES = (64 if IN_SCORE or FULL else 224) * MIB
+PACE_S = 0.02 if IN_SCORE or FULL else 0
 DISK_BYTES_MAX = 2 * KEPT_BYTES + JOURNAL_BYTES
 # More than may be on the disk: what was written does not stay there.
 WRITTEN_BYTES_MIN = DISK_BYTES_MAX * 4 // 3
@@ -96,6 +97,7 @@ class Load:
             while not self._ended.is_set():
                 getattr(self, f"_use_{name}")(self.rounds[name])
                 self.rounds[name] += 1
+                self._ended.wait(PACE_S)
         except BaseException as error:
             self.errors.append(error)
 

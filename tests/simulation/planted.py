@@ -1,5 +1,6 @@
 """Nodes with a fault planted into them, each of which the simulation has to find."""
 
+import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,9 @@ import msgspec
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.backends.loop import Pending
 from penstock.cluster import calls
-from penstock.cluster.extent import BrokenChain, ChainPoint, Extent, pack_extent
-from penstock.cluster.journal import ReplicatedJournal
+from penstock.cluster.choice import OwnerChoice
+from penstock.cluster.extent import BrokenChain, ChainPoint, Extent, pack_extent, split_entries
+from penstock.cluster.journal import NO_ARCHIVE, ReplicatedJournal
 from penstock.cluster.log import (
     RETRY_MS,
     Append,
@@ -22,6 +24,7 @@ from penstock.cluster.log import (
     Unanswered,
     until_answered,
 )
+from penstock.cluster.membership import NodeInfo, set_register
 from penstock.cluster.other_shards import deliver_departures
 from penstock.cluster.owner import Ownership, _swap_ownership, append_extent
 from penstock.cluster.replica import ShardReplica
@@ -33,6 +36,7 @@ from penstock.core.events import Claimed
 from penstock.errors import Fenced, StaleReceipt
 from penstock.journal.snapshot import pack_dedups, snapshot_paths
 from penstock.service import Delete, Pull, Redrive
+from penstock.testing.simulation.archives import SimulatedArchive
 from penstock.testing.simulation.nodes import MARK_BYTES, SimulatedNode, WatchedAnswers
 
 
@@ -470,7 +474,7 @@ class RedriveIgnoresTheMapOfItsTarget(SimulatedNode):
 
 
 class QueuesOfferingAtOnce(SpreadQueues):
-    async def _find_push(self, command, shards, version):
+    async def _find_push(self, command, shards, places):
         return None
 
 
@@ -484,3 +488,246 @@ class OffersAPushBeforeItLooks(SimulatedNode):
     """Pushes to the shard of a group without asking the others whether they know the dedup id."""
 
     router_class = RouterOfferingAtOnce
+
+
+class QueuesIgnoringContents(SpreadQueues):
+    async def _find_push(self, command, shards, places):
+        if command.dedup_id is None:
+            return None
+        return await super()._find_push(command, shards, places)
+
+
+class RouterIgnoringContents(Router):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.spread.__class__ = QueuesIgnoringContents
+
+
+class OffersAContentBeforeItLooks(SimulatedNode):
+    """Looks in other shards for the dedup id of a push, but not for its content."""
+
+    router_class = RouterIgnoringContents
+
+
+# Archives.
+
+
+class WithJournalClass(SimulatedNode):
+    """A node whose journals are of another class."""
+
+    journal_class: type[ReplicatedJournal] = ReplicatedJournal
+
+    def take_over(self, replica, claim_id, revision, seen_slot):
+        journal = yield from super().take_over(replica, claim_id, revision, seen_slot)
+        journal.__class__ = self.journal_class
+        return journal
+
+
+class JournalIgnoringItsArchive(ReplicatedJournal):
+    def drop_before(self, position, archive=None):
+        self._contents.drop_before(position)
+
+
+class PurgesBeforeItHasArchived(WithJournalClass):
+    """Drops and purges what a snapshot makes superfluous, archived or not."""
+
+    journal_class = JournalIgnoringItsArchive
+
+
+class JournalArchivingWhatIsNotKept(ReplicatedJournal):
+    @property
+    def durable_position(self):
+        return self._contents.end_position
+
+
+class ArchivesWhatIsNotKept(WithJournalClass):
+    """Writes entries to the archive before the log has them."""
+
+    journal_class = JournalArchivingWhatIsNotKept
+
+
+class ArchiveWithoutSyncs(SimulatedArchive):
+    _segments: Any
+
+    def write(self, data):
+        for entry in split_entries(data, self._segments.end_offset, self._segments.next_id):
+            self._segments.append([entry.data], version=entry.version, reserved=True)
+        return self._segments.end_offset
+
+
+class ArchivesWithoutSyncs(SimulatedNode):
+    """Takes what it has written to the archive for durable."""
+
+    def make_archive(self, part):
+        archive = super().make_archive(part)
+        archive.__class__ = ArchiveWithoutSyncs
+        return archive
+
+
+class JournalIgnoringOtherArchives(ReplicatedJournal):
+    def may_purge(self, archived):
+        return True
+
+
+class PurgesWhatOthersArchive(WithJournalClass):
+    """Without an archive, goes by the register as it read it once, and not by the manifest."""
+
+    journal_class = JournalIgnoringOtherArchives
+
+    async def keep_archive(self, part):
+        if part.archive is None:
+            part.journal.archived_position = NO_ARCHIVE
+        else:
+            await super().keep_archive(part)
+
+
+class PurgesByTheRegisterAlone(WithJournalClass):
+    """As it was: without an archive, goes by the register, of which a read may lag."""
+
+    journal_class = JournalIgnoringOtherArchives
+
+
+class ArchiveGoingOnAfterErrors(SimulatedArchive):
+    """Writes entries again that were written before an error."""
+
+    _segments: Any
+    reached = 0
+    next_id = 0
+
+    def write(self, data):
+        for entry in split_entries(data, self.reached, self.next_id):
+            self._segments.append([entry.data], version=entry.version, reserved=True)
+        self._segments.sync()
+        self.reached, self.next_id = self._segments.end_offset, self._segments.next_id
+        return self._segments.durable_offset
+
+    def open(self, *begin):
+        is_open = self._segments is not None
+        found = super().open(*begin)
+        if is_open:
+            return self.reached
+        self.reached, self.next_id = found, self._segments.next_id
+        return found
+
+
+class AFullDiskEndsTheArchive(SimulatedNode):
+    """After an error in the middle of a part, writes the whole part again."""
+
+    def make_archive(self, part):
+        archive = super().make_archive(part)
+        archive.__class__ = ArchiveGoingOnAfterErrors
+        return archive
+
+
+# The choice of owners.
+
+
+class WithChoiceClass(SimulatedNode):
+    """A node that chooses owners in another way."""
+
+    choice_class: type[OwnerChoice] = OwnerChoice
+
+    def make_choice(self):
+        choice = super().make_choice()
+        choice.__class__ = self.choice_class
+        return choice
+
+
+class ChoiceTakingByForce(OwnerChoice):
+    async def _request_shard(self, shard, owner):
+        self._moving = None
+        await self._take(shard, self._owners[shard].revision)
+
+
+class TakesShardsWithoutAsking(WithChoiceClass):
+    """Takes a shard from an owner that answers, and does not ask for it."""
+
+    choice_class = ChoiceTakingByForce
+
+
+class ChoiceOfDrainingNodes(OwnerChoice):
+    def _count_live(self):
+        super()._count_live()
+        self.takers = self.live
+
+
+class DrainedNodesTakeShards(WithChoiceClass):
+    """Ranks draining nodes, too."""
+
+    choice_class = ChoiceOfDrainingNodes
+
+
+class ChoiceWithoutRegisters(OwnerChoice):
+    def decide(self):
+        owners, self._owners = self._owners, {}
+        for shard, register in owners.items():
+            if shard not in self._holder.owned:
+                self._owners[shard] = register
+        super().decide()
+        self._owners = owners
+
+
+class DoesNotNoticeThatItWasReplaced(WithChoiceClass):
+    """An owner that appends nothing does not look whether there is another one."""
+
+    choice_class = ChoiceWithoutRegisters
+
+
+class ChoiceOfItself(OwnerChoice):
+    def _count_live(self):
+        super()._count_live()
+        self.takers = frozenset({self._node})
+
+
+class EachNodeRanksItselfFirst(WithChoiceClass):
+    """Ranks only itself, so that all nodes want all shards."""
+
+    choice_class = ChoiceOfItself
+
+
+class ChoiceOfNodesThatStopped(OwnerChoice):
+    def _count_live(self):
+        for peer in self._peers.values():
+            peer.answer()
+        super()._count_live()
+
+
+class NoNodeEverCountsAsStopped(WithChoiceClass):
+    """Counts a node that does not answer as live."""
+
+    choice_class = ChoiceOfNodesThatStopped
+
+
+class ChoiceAnnouncingAtOnce(OwnerChoice):
+    async def announce(self, state):
+        self.state = state
+        value = msgspec.json.encode(NodeInfo(state, self.endpoint))
+        await self._replicated.run(set_register(f"node.{self._node}", value))
+
+
+class AnnouncementsOvertakeEachOther(WithChoiceClass):
+    """As it was: an announcement that is sent again may replace a later one."""
+
+    choice_class = ChoiceAnnouncingAtOnce
+
+
+class ChoiceReadingBeforeItPings(OwnerChoice):
+    async def _watch_registers(self):
+        """Nothing: `_watch_nodes` reads them."""
+
+    async def _watch_nodes(self):
+        while True:
+            with suppress(Unanswered):
+                await self._read_registers()
+            pings = [self._run(self._ping(node, peer)) for node, peer in self._peers.items()]
+            if pings:
+                await asyncio.wait(pings, timeout=0.12)
+            self._count_live()
+            self.decide()
+            await asyncio.sleep(0.1)
+
+
+class PingsWaitForRegisters(WithChoiceClass):
+    """As it was: sends no ping while the registers are not answered."""
+
+    choice_class = ChoiceReadingBeforeItPings

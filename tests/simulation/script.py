@@ -27,17 +27,24 @@ QUIET = Profile(
 class ClusterScript:
     """A cluster in which nothing happens but what a test does."""
 
-    def __init__(self, path, node_class=SimulatedNode, shards=1, queues=QUIET.queues):
-        """The first node serves shard 0, and the second all others."""
-        profile = replace(QUIET, shards=shards, queues=queues)
+    def __init__(self, path, node_class=SimulatedNode, shards=1, queues=QUIET.queues, **changes):
+        """The first node serves shard 0, and the second all others, unless the nodes choose.
+
+        `changes` are of the profile.
+        """
+        profile = replace(QUIET, shards=shards, queues=queues, **changes)
         self.cluster = SimulatedCluster(1, path, node_class, profile)
         self.node, self.other, self.third = self.cluster.nodes
         self.client, self.late = self.cluster.clients
         self.slots = self.cluster.streams.shards[0].messages
         self.truths = self.cluster.truths
         self.replies: list[Any] = []
-        for shard in range(shards):
-            self.serve(self.other if shard else self.node, shard)
+        if profile.is_placed:
+            self.until(lambda: self.cluster.placement.misplaced() is None)
+        else:
+            self.until(lambda: all(node.is_ready for node in self.cluster.nodes))
+            for shard in range(shards):
+                self.serve(self.other if shard else self.node, shard)
         for queue in queues:
             self.ask(CreateQueue(queue.name, queue.settings))
         self.replies.clear()

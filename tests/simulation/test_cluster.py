@@ -49,9 +49,11 @@ PLANTED = [
     planted.GroupsMoveBeforeTheyAreEmpty,
     planted.TakesPushesByAnOldMap,
     planted.RedriveWithoutDedupIds,
+    planted.ArchivesWhatIsNotKept,
+    planted.TakesShardsWithoutAsking,
 ]
 # These need several shards, and are only looked for in seeds that have them.
-BETWEEN_SHARDS = PLANTED[PLANTED.index(planted.EndsADepartureBeforeItsPushIsAnswered) :]
+BETWEEN_SHARDS = PLANTED[PLANTED.index(planted.EndsADepartureBeforeItsPushIsAnswered) : -2]
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
@@ -72,9 +74,13 @@ def test_no_rule_is_broken(block, record_property):
     record_property("figure", figure)
 
 
+def profile_of(seed):
+    return make_profile(RunSchedule(seed))
+
+
 def is_between_shards(seed):
     """Whether a seed has several shards and dead letters, and no long pause."""
-    profile = make_profile(RunSchedule(seed))
+    profile = profile_of(seed)
     has_dead = any(queue.source is not None for queue in profile.queues)
     return profile.shards > 1 and has_dead and not profile.idle_ms
 
@@ -85,6 +91,10 @@ def test_a_planted_fault_is_found(node_class):
     seeds = [*range(WITHIN)]
     if node_class in BETWEEN_SHARDS:
         seeds = [seed for seed in range(3 * WITHIN) if is_between_shards(seed)]
+    elif node_class is planted.ArchivesWhatIsNotKept:
+        seeds = [seed for seed in seeds if profile_of(seed).archive == "all"]
+    elif node_class is planted.TakesShardsWithoutAsking:
+        seeds = [seed for seed in range(3 * WITHIN) if profile_of(seed).is_calm]
     found = first_violation(seeds, node_class)
     assert found is not None
     assert run_seed(found.seed).violation is None

@@ -3,10 +3,24 @@
 Each is run with the code as it is, and with a fault planted into it that must be found.
 """
 
+from functools import partial
+
 import pytest
 
 from penstock.cluster.placement import shard_for
-from penstock.service import Delete, Pull, Push, Redrive, Stats
+from penstock.core.events import QueueRemoved
+from penstock.errors import BackendLost
+from penstock.service import (
+    ConfigureQueue,
+    Delete,
+    DeleteQueue,
+    Peek,
+    Pull,
+    Purge,
+    Push,
+    Redrive,
+    Stats,
+)
 from penstock.testing.simulate import run_seed
 from penstock.testing.simulation.lineage import DEPARTED, GONE, IN_FLIGHT
 from penstock.testing.simulation.nodes import SimulatedNode
@@ -49,7 +63,7 @@ def lives(script, shard):
 
 
 def the_source_crashes_before_the_departure_ends(script):
-    """The push to the dead-letter queue is kept, and the owner that sent it is not told."""
+    """The push to the dead-letter queue is kept, and the owner that sent it gets no answer."""
     make_dead_letter(script, b"once")
     script.until(lambda: lives(script, 1))
     script.node.stop()
@@ -242,6 +256,28 @@ def a_dedup_id_is_in_another_shard_than_its_group(script):
         assert again.duplicate
 
 
+CONTENTS = (SimulatedQueue(FIFO, {**GROUPS[0].settings, "dedup_by_content": True}),)
+
+
+def a_content_is_in_another_shard_than_its_group(script):
+    """The same with pushes whose contents are their dedup ids."""
+
+    def push_content(body):
+        return script.ask(Push(FIFO, body, group=GROUP))
+
+    script.spread(FIFO, 2)
+    push_content(b"1")
+    (claim,) = script.ask(Pull(FIFO))
+    script.ask(Delete(FIFO, claim.receipt))
+    script.spread(FIFO, 1)
+    push_content(b"2")
+    script.spread(FIFO, 2)
+    assert [len(lives(script, shard)) for shard in (0, 1)] == [1, 1]
+    again = push_content(b"1")
+    if script.violation is None:
+        assert again.duplicate
+
+
 DEAD_FIFO = name_in("f-dead", 0, 2)
 DEAD_GROUPS = (
     SimulatedQueue(DEAD_FIFO, {"fifo": True}, FIFO),
@@ -281,6 +317,12 @@ def a_redrive_is_sent_before_its_target_is_spread(script):
             "was pushed before",
         ),
         (
+            a_content_is_in_another_shard_than_its_group,
+            CONTENTS,
+            planted.OffersAContentBeforeItLooks,
+            "was pushed before",
+        ),
+        (
             the_owner_crashes_before_a_delete_is_kept,
             GROUPS,
             planted.ShowsStateThatIsNotKept,
@@ -301,6 +343,89 @@ def test_a_fault_that_was_found_is_mended(play, queues, as_it_was, rule, quick_p
     violation = found(play, quick_path / "as it was", as_it_was, 2, queues)
     assert violation is not None
     assert rule in violation
+
+
+# Commands that concern all shards of a queue, while one of them moves.
+
+
+SPREAD = (SimulatedQueue(QUEUE),)
+
+
+class Moving(ClusterScript):
+    """A queue in two shards, the second of which gets another owner during each command."""
+
+    def __init__(self, path):
+        super().__init__(path, shards=2, queues=SPREAD)
+        self.spread(QUEUE, 2)
+        for number in range(6):
+            self.ask(Push(QUEUE, b"%d" % number))
+        assert sorted(len(lives(self, shard)) for shard in (0, 1)) == [3, 3]
+        for truth in self.truths:
+            # The rules expect that nobody removes messages.
+            vars(truth)["_check_removed"] = partial(emptied, truth)
+
+    def owners(self):
+        """The owner of the second shard, and the next one."""
+        _, *others = self.cluster.nodes
+        return sorted(others, key=lambda node: 1 not in node.owned)
+
+    def ask_while_it_moves(self, command):
+        owner, other = self.owners()
+        count = len(self.replies)
+        self.begin(command)
+        taken = partial(self.cluster._taken_from, owner, other, 1)
+        owner.run(lambda: owner.hand_over(1, taken))
+        self.until_replied(count + 1)
+        self.until(lambda: 1 in other.owned)
+        return self.replies[-1]
+
+    def ask_while_its_owner_crashes(self, command):
+        owner, other = self.owners()
+        count = len(self.replies)
+        owner.pause()
+        self.begin(command)
+        self.wait(20)
+        owner.stop()
+        self.cluster._restart(self.cluster.nodes.index(owner))
+        self.serve(other, 1)
+        self.until_replied(count + 1)
+        return self.replies[-1]
+
+
+@pytest.mark.parametrize("is_crashed", [False, True], ids=["moves", "crashes"])
+def test_commands_on_all_shards_of_a_queue_hold_while_one_of_them_moves(quick_path, is_crashed):
+    """Row 9: what docs/cluster.md promises of stats, peek, purge, settings and removal."""
+    script = Moving(quick_path)
+    ask = script.ask_while_its_owner_crashes if is_crashed else script.ask_while_it_moves
+    assert ask(Stats(QUEUE)).visible == 6
+    assert {message.body for message in ask(Peek(QUEUE, 10))} == {b"%d" % n for n in range(6)}
+    ask(ConfigureQueue(QUEUE, {"visibility_ms": 7_000}))
+    for truth in script.truths:
+        settings = truth.settings_of(QUEUE)
+        assert settings is not None
+        assert settings.visibility_ms == 7_000
+    purged = ask(Purge(QUEUE))
+    if is_crashed:
+        # Whether it was done is unknown: it must be repeated.
+        assert isinstance(purged, BackendLost)
+        script.ask(Purge(QUEUE))
+    else:
+        assert purged == 6
+    assert script.ask(Stats(QUEUE)).messages == 0
+    removed = ask(DeleteQueue(QUEUE))
+    if is_crashed and isinstance(removed, BackendLost):
+        script.ask(DeleteQueue(QUEUE))
+    assert not any(truth.settings_of(QUEUE) for truth in script.truths)
+    script.close()
+    assert script.violation is None
+
+
+def emptied(truth, event):
+    """Follows a purge or a removal, which the rules do not expect."""
+    for life in truth.lives.values():
+        life.state = GONE
+    if type(event) is QueueRemoved:
+        del truth.queues[event.queue]
 
 
 # Seeds.

@@ -5,7 +5,6 @@ import math
 import os
 import pty
 import random
-import re
 import subprocess
 import sys
 import tarfile
@@ -558,10 +557,8 @@ def test_a_lake_that_an_earlier_release_wrote_is_migrated_in_place(
     fresh = Lake.open(tmp_path / "fresh", create=True)
     ingest(no_spark, fresh, str(store))
     assert audit(no_spark, fresh).events == verdict.events > 60
-    # Settings that the release did not have are absent in its events, and null in fresh ones.
+    # Events that are read now show a setting that was added since.
+    added = ',"priority_age_ms":null'
     for each in (QUEUE_EVENTS, *TABLES):
-        old, new = (
-            [re.sub(r'"\w+":null,?', "", row) for row in rows_of(either, each)]
-            for either in (lake, fresh)
-        )
-        assert old == new, each.name
+        expected = [row.replace(added, "") for row in rows_of(fresh, each)]
+        assert rows_of(lake, each) == sorted(expected), each.name

@@ -32,7 +32,7 @@ from penstock.cluster.placement import read_shard
 from penstock.cluster.serving import end_tasks
 from penstock.cluster.spread import SpreadChanged
 from penstock.errors import EngineClosed, InvalidField, PenstockError, StaleReceipt
-from penstock.service import Batch, BatchItem, Command, Delete, Extend, Push
+from penstock.service import Batch, BatchItem, Claim, Command, Delete, Extend, Pull, Push, Release
 
 R = TypeVar("R")
 # How many commands share a Batch, and the largest body of one. A Batch of this size is decoded by
@@ -47,7 +47,7 @@ _Shared = tuple[Any, "asyncio.Future[Any]"]
 class _CommandCall(calls.CallUnderWay):
     """A command that was sent to an owner and is not answered yet."""
 
-    __slots__ = ("answer", "parts", "subject", "token")
+    __slots__ = ("answer", "may_leave_claims", "parts", "subject", "token")
 
     def __init__(
         self,
@@ -63,6 +63,15 @@ class _CommandCall(calls.CallUnderWay):
         self.token = token
         self.answer = answer
         self.parts: list[bytes] = []
+        # Whether a reply that no caller gets leaves messages claimed.
+        self.may_leave_claims = False
+
+    @property
+    def answer_kind(self) -> bytes:
+        """The kind of the answer; empty if there is none, or if its caller was cancelled."""
+        answer = self.answer
+        has_none = not answer.done() or answer.cancelled() or answer.exception() is not None
+        return b"" if has_none else answer.result()[0]
 
 
 class OpenWait:
@@ -91,6 +100,9 @@ class ShardAsker:
         self._sender = calls.Sender(client, self._inbox)
         self._tokens = itertools.count(1)
         self._calls: dict[int, _CommandCall] = {}
+        # Pulls whose callers were cancelled, or wait no longer for this owner: if a reply still
+        # comes, its claims are released.
+        self._abandoned: dict[int, _CommandCall] = {}
         # Commands of this turn of the event loop, by shard and by version of the queue's spread.
         self._shared: dict[tuple[int, int], list[_Shared]] = {}
         self._terms: dict[int, int] = {}
@@ -177,16 +189,48 @@ class ShardAsker:
         if not messages:
             return cast(R, await self._share((shard, version), command))
         call = self._send(shard, command, messages)
+        if type(command) is Pull and command.attempt_id is None:
+            # A watch claims nothing.
+            call.may_leave_claims = messages[-1][:1] == calls.COMMAND
         if wait is not None:
             wait.end_at_owner = partial(self._sender.send, call.subject, call.token, calls.END_WAIT)
         try:
             kind, body = await call.answer
         except asyncio.CancelledError:
             self._sender.send(call.subject, call.token, calls.CANCEL)
+            self._abandon(call)
             raise
         finally:
             del self._calls[call.token]
+        if kind == calls.LOST:
+            self._abandon(call)
         return cast(R, read_answer(command, kind, body))
+
+    def _abandon(self, call: _CommandCall) -> None:
+        """Has the claims released that a pull gets, or got, and that no caller waits for."""
+        if not call.may_leave_claims:
+            return
+        if call.answer_kind == calls.REPLY_WHOLE:
+            self._release_answer(call, call.answer.result()[1])
+        else:
+            call.sweeps = 0
+            self._abandoned[call.token] = call
+
+    def _release_answer(self, call: _CommandCall, body: bytes) -> None:
+        self.release(call.shard, calls.read_reply(call.command, body))
+
+    def release(self, shard: int, claims: Sequence[Claim]) -> None:
+        """Releases claims that no caller gets, without waiting for the answers.
+
+        If the shard moves at this instant, they end with their visibility timeout instead.
+        """
+        term = self._terms.get(shard)
+        if self._closed or term is None or not claims:
+            return
+        token = next(self._tokens)
+        batch = Batch([Release(claim.queue, claim.receipt) for claim in claims])
+        for message in calls.write_command(batch):
+            self._sender.send(f"{self._name}.serve.{shard}.{term}", token, message)
 
     def _send(self, shard: int, command: Command[Any], messages: list[bytes]) -> _CommandCall:
         """Sends a command; the caller removes the call once it is answered. Raises NotDone."""
@@ -275,8 +319,10 @@ class ShardAsker:
     def _sweep(self) -> None:
         """Reads the register of each shard whose owner has sent nothing for a whole interval."""
         self._sweeper = self._loop.call_later(calls.SILENCE_S, self._sweep)
-        for call in self._calls.values():
+        for call in (*self._calls.values(), *self._abandoned.values()):
             call.sweeps += 1
+        for token in [token for token, call in self._abandoned.items() if call.is_forgotten]:
+            del self._abandoned[token]
         silent = {call.shard for call in self._calls.values() if call.is_silent}
         if silent and self._reading_owners is None:
             self._reading_owners = self._loop.create_task(self._read_owners(silent))
@@ -299,10 +345,14 @@ class ShardAsker:
                 self._take_item(token, calls.NOT_OWNER)
 
     def _take_item(self, token: int, data: bytes) -> None:
+        kind, body = data[:1], data[1:]
         call = self._calls.get(token)
         if call is None or call.answer.done():
+            if call is not None and call.answer_kind in (b"", calls.LOST):
+                # Its caller has not run since it was cancelled, or since the owner was replaced.
+                self._abandon(call)
+            self._take_abandoned(token, kind, body)
             return
-        kind, body = data[:1], data[1:]
         call.sweeps = 0
         if kind == calls.REPLY_PART:
             call.parts.append(body)
@@ -310,6 +360,18 @@ class ShardAsker:
             call.answer.set_result((kind, b"".join([*call.parts, body])))
         elif kind != calls.IN_PROGRESS:
             call.answer.set_result((kind, body))
+
+    def _take_abandoned(self, token: int, kind: bytes, body: bytes) -> None:
+        """Handles an answer for which no caller waits."""
+        call = self._abandoned.get(token)
+        if call is None:
+            return
+        if kind == calls.REPLY_PART:
+            call.parts.append(body)
+        elif kind != calls.IN_PROGRESS:
+            del self._abandoned[token]
+            if kind == calls.REPLY_WHOLE:
+                self._release_answer(call, b"".join([*call.parts, body]))
 
     # Who owns what.
 

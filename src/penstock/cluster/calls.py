@@ -116,6 +116,11 @@ class CallUnderWay:
         """Whether the owner has sent nothing for a whole interval."""
         return self.sweeps >= 2
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the owner has sent nothing for so long that no answer is expected."""
+        return self.sweeps >= _SILENT_SWEEPS_MAX
+
     def is_given_up(self, shard: int, term: int | None) -> bool:
         """Whether to stop waiting for this call; `term` is that of the shard's owner as known now.
 
@@ -126,7 +131,7 @@ class CallUnderWay:
         if self.shard != shard:
             return False
         if self.term == term:
-            return self.sweeps >= _SILENT_SWEEPS_MAX
+            return self.is_forgotten
         may_go = type(self.command) is not Pull and is_repeatable(self.command)
         return self.is_silent or may_go
 

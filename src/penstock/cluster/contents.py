@@ -26,7 +26,7 @@ class Contents(Protocol):
         ...
 
     def read(self, position: int, size_bytes: int) -> bytes:
-        """Bytes of one entry. Raises CorruptEntry if the copy does not have them, JournalError."""
+        """Bytes of the stream. Raises CorruptEntry if the copy does not have them, JournalError."""
         ...
 
     def drop_before(self, position: int) -> None:
@@ -53,12 +53,14 @@ class MemoryContents:
 
     def read(self, position: int, size_bytes: int) -> bytes:
         index = bisect_right(self._starts, position) - 1
-        if index >= 0:
-            begin = position - self._starts[index]
-            found = self._parts[index][begin : begin + size_bytes]
-            if len(found) == size_bytes:
-                return found
-        raise _missing(position)
+        if index < 0 or position + size_bytes > self.end_position:
+            raise _missing(position)
+        begin = position - self._starts[index]
+        found = self._parts[index][begin : begin + size_bytes]
+        while len(found) < size_bytes:
+            index += 1
+            found += self._parts[index][: size_bytes - len(found)]
+        return found
 
     def drop_before(self, position: int) -> None:
         count = max(0, bisect_right(self._starts, position) - 1)

@@ -81,8 +81,33 @@ _NO_LIMITS: Final = {
     "discard": "new",
     "allow_direct": True,
 }
+# The error for a stream that exists with other settings, which an operator may have chosen.
+_OTHER_SETTINGS: Final = 10058
 _encode_json = msgspec.json.encode
 _decode_json = msgspec.json.decode
+
+
+def _check_stream(stream: str, info: dict[str, Any]) -> None:
+    """Raises StoreUnusable if a stream that exists would lose messages, or refuse reads.
+
+    Replicas, placement and compression are for the operator to choose, and so is a limit at which
+    a stream refuses new messages.
+    """
+    config = info["config"]
+    discards = config.get("discard") == "old"
+    is_unsafe = {
+        "max_msgs": discards and config.get("max_msgs", -1) > 0,
+        "max_bytes": discards and config.get("max_bytes", -1) > 0,
+        "max_age": config.get("max_age", 0) > 0,
+        "retention": config.get("retention") != "limits",
+        "allow_direct": not config.get("allow_direct"),
+    }
+    for name, is_so in is_unsafe.items():
+        if is_so:
+            raise StoreUnusable(
+                f"the stream {stream} exists with {name}={config.get(name)}; Penstock needs "
+                f"{name}={_NO_LIMITS[name]}, or it would lose messages: edit or remove the stream"
+            )
 
 
 class _OneConnection(Client):
@@ -236,9 +261,12 @@ class JetStream:
             except (TimeoutError, nats.errors.Error, OSError) as error:
                 reply = {"error": {"code": 503, "description": str(error) or "no answer"}}
             refused = reply.get("error")
-            # 10058: the stream exists with other settings, which an operator may have chosen.
-            if refused is None or refused.get("err_code") == 10058:
+            if refused is None:
                 return
+            if refused.get("err_code") == _OTHER_SETTINGS:
+                with suppress(TimeoutError, Unanswered, nats.errors.Error):
+                    _check_stream(stream, await self._checked_api(f"STREAM.INFO.{stream}"))
+                    return
             if self._loop.time() > give_up:
                 raise StoreUnusable(
                     f"the stream {stream} with {replicas} replicas cannot be created: "

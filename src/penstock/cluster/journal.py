@@ -65,6 +65,8 @@ class ReplicatedJournal:
         self.failure: PenstockError | None = None
         # Up to where the archive is durable; nothing after it is dropped.
         self.archived_position = NO_ARCHIVE
+        # The revision of the register that ended the archive of the cluster; 0 if none did.
+        self.archive_ended = 0
         # Called when there is something to append and there was nothing before.
         self.wake: Callable[[], object] = _nothing
         # Called whenever an extent has become durable.
@@ -233,6 +235,13 @@ class ReplicatedJournal:
         What is not archived is not dropped.
         """
         self._contents.drop_before(min(position, self.archived_position))
+
+    def may_purge(self, archived: int) -> bool:
+        """Whether slots may be purged, of a shard whose manifest has this `archived`.
+
+        If this owner archives the shard, `archived_position` limits what is purged.
+        """
+        return self.archived_position != NO_ARCHIVE or archived <= self.archive_ended
 
     def mark_before(self, position: int) -> ChainPoint | None:
         """The last known point at or before `position` at which reading the log may begin."""

@@ -25,6 +25,7 @@ class KnownQueues:
     """The queues that are known to be spread; `ask` is that of `ShardAsker`."""
 
     def __init__(self, asker: ShardAsker, shards: int) -> None:
+        self.asker = asker
         self.ask = asker.ask
         self.shards = shards
         self._loop = asyncio.get_running_loop()

@@ -59,16 +59,29 @@ class NodeInfo(msgspec.Struct, frozen=True):
 class Peer:
     """Another node, as known to a node that pings it."""
 
-    __slots__ = ("info", "refused", "seen_s")
+    __slots__ = ("asked_s", "info", "refused")
 
-    def __init__(self, info: NodeInfo, now_s: float) -> None:
+    def __init__(self, info: NodeInfo) -> None:
         self.info = info
         self.refused = 0
-        self.seen_s = now_s
+        # When the first ping was sent after the last one that was answered; None if none was. Time
+        # in which no ping is sent does not count: the node that pings may have been stopped.
+        self.asked_s: float | None = None
+
+    def ask(self, now_s: float) -> None:
+        """Notes that a ping is sent."""
+        if self.asked_s is None:
+            self.asked_s = now_s
+
+    def answer(self) -> None:
+        """Notes that a ping was answered."""
+        self.refused = 0
+        self.asked_s = None
 
     def is_live(self, now_s: float) -> bool:
         """Whether the node answers pings."""
-        return self.refused < REFUSED_MAX and now_s - self.seen_s < SILENT_S
+        is_silent = self.asked_s is not None and now_s - self.asked_s >= SILENT_S
+        return self.refused < REFUSED_MAX and not is_silent
 
 
 _decode_settings = msgspec.json.Decoder(ClusterSettings).decode
@@ -108,11 +121,12 @@ def create_or_read_settings(shards: int, replicas: int) -> LogSteps[ClusterSetti
 
 
 def set_register(key: str, value: bytes) -> LogSteps[int]:
-    """Sets a register, whatever its value was; returns its revision."""
+    """Sets a register, whatever its value was; returns its revision.
+
+    It is written also if it seems to have this value already: the read may lag.
+    """
     while True:
         found: Register | None = yield from until_answered(ReadRegister(key))
-        if found is not None and found.value == value:
-            return found.revision
         try:
             return (yield Swap(key, value, 0 if found is None else found.revision))  # type: ignore[no-any-return]
         except (Mismatch, Unanswered):

@@ -135,13 +135,22 @@ async def open_node(
         await replicated.prepare_registers(address.replicas)
         settings = await replicated.run(create_or_read_settings(address.shards, address.replicas))
         await replicated.prepare(settings.shards, settings.replicas)
+        archive_revision = 0
         if archive is not None:
             value = ARCHIVE_OFF if archive_path is None else ARCHIVE_ON
-            await replicated.run(set_register(ARCHIVE_KEY, value))
+            archive_revision = await replicated.run(set_register(ARCHIVE_KEY, value))
         router = await Router.open(replicated, client, address.name, settings)
         path = directory or Path(tempfile.mkdtemp(prefix="penstock-node-"))
         member = ClusterNode(
-            name, replicated, client, address.name, settings, path, clock, archive_path
+            name,
+            replicated,
+            client,
+            address.name,
+            settings,
+            path,
+            clock,
+            archive_path,
+            archive_revision,
         )
         await member.start(router)
     except BaseException:

@@ -3,18 +3,17 @@
 A pull asks one shard after another until it has enough messages, and begins with another shard each
 time. If there are none, it waits in one shard and watches the others, which claims nothing. When a
 message becomes visible in a watched shard, the wait is ended, and the pull asks the shards again.
-So a pull never has claims that it does not return.
+So a pull never has claims that it does not return; a pull that is cancelled releases those it has.
 """
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
 from penstock.backends.remote.pulls import rest_of
-from penstock.cluster.asking import OpenWait
+from penstock.cluster.asking import OpenWait, ShardAsker
 from penstock.cluster.attempts import COMMAND_TIMEOUT_S
 from penstock.cluster.known_queues import KnownQueues, gather_all
 from penstock.cluster.serving import end_tasks
@@ -24,21 +23,24 @@ from penstock.service import WAIT_MS_MAX, Claim, Pull, check_number
 
 
 async def pull_from_shard(
-    ask: Callable[..., Awaitable[list[Claim]]],
+    asker: ShardAsker,
     shard: int,
     pull: Pull,
     version: int = 0,
     wait: OpenWait | None = None,
 ) -> list[Claim]:
     """Pulls from one shard; asks again while the owner's answer was cut for its size."""
-    claims = await ask(shard, pull, version, wait=wait)
+    claims = await asker.ask(shard, pull, version, wait=wait)
     rest = rest_of(pull, claims, len(claims))
     while rest is not None:
         try:
-            more = await ask(shard, rest, version)
+            more = await asker.ask(shard, rest, version)
         except (PenstockError, SpreadChanged):
             # The claims that were made are returned.
             break
+        except asyncio.CancelledError:
+            asker.release(shard, claims)
+            raise
         claims += more
         rest = rest_of(pull, more, len(claims))
     return claims
@@ -49,6 +51,7 @@ class ShardPuller:
 
     def __init__(self, known: KnownQueues) -> None:
         self._known = known
+        self._asker = known.asker
         self._ask = known.ask
         self._loop = asyncio.get_running_loop()
         self._turns = itertools.count()
@@ -69,7 +72,7 @@ class ShardPuller:
                 deadline_s = self._loop.time() + _seconds(wait_ms)
             if places is None:
                 pull = self._still_waiting(command, deadline_s)
-                claims = await pull_from_shard(self._ask, home, pull)
+                claims = await pull_from_shard(self._asker, home, pull)
                 return [(home, claim) for claim in claims]
             return await self._pull_from_places(command, places, deadline_s)
 
@@ -128,7 +131,7 @@ class ShardPuller:
             if found:
                 pull = msgspec.structs.replace(pull, limit=command.limit - len(found))
             try:
-                claims = await pull_from_shard(self._ask, place, pull, places.version)
+                claims = await pull_from_shard(self._asker, place, pull, places.version)
             except InFlightLimit as error:
                 full = error
                 continue
@@ -136,6 +139,9 @@ class ShardPuller:
                 if found:
                     # The claims are returned although another shard has failed.
                     return found
+                raise
+            except asyncio.CancelledError:
+                self._release(command, found)
                 raise
             found += [(place, claim) for claim in claims]
             is_enough = len(found) >= command.limit
@@ -173,7 +179,7 @@ class ShardPuller:
             if claims:
                 return claims, first
             waiting = self._loop.create_task(
-                pull_from_shard(self._ask, first, pull, version, open_wait)
+                pull_from_shard(self._asker, first, pull, version, open_wait)
             )
             done, _ = await asyncio.wait({waiting, *watches}, return_when=asyncio.FIRST_COMPLETED)
             # In the order in which they were sent: a set has none.
@@ -188,6 +194,15 @@ class ShardPuller:
             return found, woken
         finally:
             await self._end([*watches, *([waiting] if waiting is not None else [])])
+            if waiting is not None and not waiting.cancelled() and waiting.exception() is None:
+                # This pull was cancelled after its wait had ended with claims.
+                self._release(command, [(first, claim) for claim in waiting.result()])
+
+    def _release(self, command: Pull, claims: list[tuple[int, Claim]]) -> None:
+        """Releases claims that no caller gets; with an attempt id, they stay for its next pull."""
+        if command.attempt_id is None:
+            for shard in dict.fromkeys(shard for shard, _ in claims):
+                self._asker.release(shard, [claim for place, claim in claims if place == shard])
 
     async def _end(self, tasks: Any) -> None:
         for task in tasks:

@@ -161,7 +161,7 @@ class Router:
         home = self.shard_of(command.queue)
         if self.spread.places(command.queue) is None and not command.wait_ms:
             with suppress(SpreadChanged):
-                claims = await pull_from_shard(self.ask, home, command)
+                claims = await pull_from_shard(self._asker, home, command)
                 return [_with_shard(claim, home) for claim in claims]
         return [_with_shard(claim, shard) for shard, claim in await self.spread.pull(command)]
 

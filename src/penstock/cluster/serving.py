@@ -23,7 +23,7 @@ from penstock.backends.engine.upkeep import Upkeep
 from penstock.cluster import calls
 from penstock.cluster.answers import Caller as Caller
 from penstock.cluster.answers import ShardAnswers as ShardAnswers
-from penstock.cluster.archive import PART_BYTES, ShardArchive
+from penstock.cluster.archive import ShardArchive, keep_archive
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.other_shards import OtherShards, deliver_departures
@@ -34,7 +34,6 @@ from penstock.cluster.spread import SpreadGuard
 from penstock.errors import Fenced, JournalError, NotOwner, PenstockError
 
 _SNAPSHOT_CHECK_S: Final = 1.0
-_ARCHIVE_S: Final = 0.5
 # How long after a takeover the stream's leader is moved: before that, the shard should answer.
 _LEADER_MOVE_S: Final = 3.0
 # How long after an append standbys are notified to read the log.
@@ -90,13 +89,20 @@ class OwnedShard:
         # When to move the stream's leader to the server that this node is connected to.
         self._move_leader_at_s = self._loop.time() + _LEADER_MOVE_S
 
-    async def start(self, others: OtherShards) -> None:
+    async def start(self, others: OtherShards, archive_revision: int) -> None:
         """Starts the tasks, subscribes, and announces this owner."""
         delivering = deliver_departures(self._answers, others)
         for work in (self._append(), self._take_snapshots(), delivering):
             self._tasks.append(self._loop.create_task(work))
         if self._archive is not None:
-            self._tasks.append(self._loop.create_task(self._keep_archive(self._archive)))
+            archiving = keep_archive(
+                self._replicated,
+                self.journal,
+                self._archive,
+                archive_revision,
+                self._note_archive_error,
+            )
+            self._tasks.append(self._loop.create_task(archiving))
         self._subscription = await self._client.subscribe(
             f"{self._name}.serve.{self.shard}.{self.term}", cb=self._take
         )
@@ -158,25 +164,8 @@ class OwnedShard:
         """How many bytes are in the log and not in the archive; 0 without an archive."""
         return max(0, self.journal.durable_position - self.journal.archived_position)
 
-    async def _keep_archive(self, archive: ShardArchive) -> None:
-        """Copies what is durable in the log to the archive, in threads."""
-        journal = self.journal
-        position = -1
-        while True:
-            try:
-                if position < 0:
-                    first = journal.first_position
-                    begin = (first, journal.sequence_at(first), journal.durable_position)
-                    position = await asyncio.to_thread(archive.open, *begin)
-                while data := journal.durable_entries(position, PART_BYTES):
-                    position = await asyncio.to_thread(archive.write, data)
-                    journal.archived_position = position
-                journal.archived_position = position
-                self.archive_error = ""
-            except (PenstockError, OSError) as error:
-                # Nothing is purged meanwhile. Another process may still have the files open.
-                self.archive_error = str(error)
-            await asyncio.sleep(_ARCHIVE_S)
+    def _note_archive_error(self, error: str) -> None:
+        self.archive_error = error
 
     # Ending.
 

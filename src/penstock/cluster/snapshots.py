@@ -56,11 +56,16 @@ class KeptSnapshot(msgspec.Struct, frozen=True):
     position: int
 
 
-class SnapshotManifest(msgspec.Struct, frozen=True):
-    """The snapshots of a shard, newest first, and where reading the log begins for them."""
+class SnapshotManifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The snapshots of a shard, newest first, and where reading the log begins for them.
+
+    `archived` is the revision of the archive's register with which the shard's archive was begun,
+    0 if it has none (`archive`): an owner that does not archive it must purge nothing then.
+    """
 
     start: ChainPoint
     snapshots: list[KeptSnapshot]
+    archived: int = 0
 
 
 _decode_manifest = msgspec.json.Decoder(SnapshotManifest).decode
@@ -150,6 +155,24 @@ def keep_snapshot(
     return True
 
 
+def note_archive(shard: int, revision: int) -> LogSteps[ChainPoint]:
+    """Writes to the manifest that the shard is archived; where its log begins at this instant.
+
+    `revision` is that of the archive's register. From then on no owner purges what is not in the
+    archive: every purge follows a swap of the manifest, and this swap comes before it.
+    """
+    while True:
+        manifest, seen = yield from read_manifest(shard)
+        if manifest.archived < revision:
+            noted = msgspec.structs.replace(manifest, archived=revision)
+            try:
+                yield Swap(manifest_key(shard), msgspec.json.encode(noted), seen)
+            except (Mismatch, Unanswered):
+                yield Pause(RETRY_MS)
+                continue
+        return manifest.start
+
+
 def _put_chunks(shard: int, name: str, path: Path) -> LogSteps[KeptSnapshot]:
     digest = hashlib.sha256()
     count = 0
@@ -181,12 +204,14 @@ def _list_snapshot(
         snapshots, dropped = snapshots[:KEPT], snapshots[KEPT:]
         oldest = min(each.position for each in snapshots)
         start = journal.mark_before(min(oldest, journal.first_position))
-        if start is None or start.slot < manifest.start.slot:
+        may_purge = journal.may_purge(manifest.archived)
+        if start is None or start.slot < manifest.start.slot or not may_purge:
             start = manifest.start
-        value = msgspec.json.encode(SnapshotManifest(start, snapshots))
+        listed = SnapshotManifest(start, snapshots, manifest.archived)
+        value = msgspec.json.encode(listed)
         try:
             yield Swap(manifest_key(shard), value, revision)
         except (Mismatch, Unanswered):
             yield Pause(RETRY_MS)
             continue
-        return SnapshotManifest(start, snapshots), dropped
+        return listed, dropped

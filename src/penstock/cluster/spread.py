@@ -159,6 +159,11 @@ def push_key(settings: QueueSettings, push: Push) -> str | None:
     """The key that decides the shard of a push; None if it may go to any."""
     if settings.fifo:
         return push.group if type(push.group) is str else None
+    return dedup_id_of(settings, push)
+
+
+def dedup_id_of(settings: QueueSettings, push: Push) -> str | None:
+    """The dedup id of a push, or that of its content; None if it has none, or an invalid one."""
     if push.dedup_id is not None:
         return push.dedup_id if type(push.dedup_id) is str else None
     if settings.dedup_by_content and type(push.body) is bytes:
@@ -289,12 +294,9 @@ def _holds(queue: QueueState, push: Push, now_ms: int) -> bool:
 
 def knows_push(queue: QueueState, push: Push, now_ms: int) -> bool:
     """Whether the dedup id of a push is known here."""
-    settings = queue.settings
     group = push.group if type(push.group) is str else None
-    dedup_id = push.dedup_id
-    if dedup_id is None and settings.dedup_by_content and type(push.body) is bytes:
-        dedup_id = hashlib.sha256(push.body).hexdigest()
-    if type(dedup_id) is not str:
+    dedup_id = dedup_id_of(queue.settings, push)
+    if dedup_id is None:
         return False
     return queue.dedups.find(queue.dedup_key(dedup_id, group), now_ms) is not None
 

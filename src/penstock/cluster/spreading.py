@@ -23,6 +23,7 @@ from penstock.cluster.spread import (
     SpreadChanged,
     check_spreadable,
     check_without_note,
+    dedup_id_of,
     merged_order,
     places_in,
     push_key,
@@ -82,7 +83,7 @@ class SpreadQueues:
         key = push_key(places.settings, command)
         offers = [self._turn(places.current)] if key is None else places.places_of(key)
         if len(offers) > 1 and places.settings.fifo:
-            known = await self._find_push(command, offers[1:], places.version)
+            known = await self._find_push(command, offers[1:], places)
             if known is not None:
                 return known
         for place in offers:
@@ -91,18 +92,25 @@ class SpreadQueues:
         # With this version the last shard would have accepted it: the version has changed.
         raise SpreadChanged
 
-    async def _find_push(self, command: Push, shards: list[int], version: int) -> PushReply | None:
+    async def _find_push(
+        self, command: Push, shards: list[int], places: QueuePlaces
+    ) -> PushReply | None:
         """The reply to a push that is sent again, from the one of these shards that knows it.
 
         The messages of its group may be in another shard by now, which would take it as new.
         """
-        if command.dedup_id is None:
+        # A content is named as the id that it stands for: a push with an id may be asked for again.
+        dedup_id = dedup_id_of(places.settings, command)
+        if dedup_id is None:
             return None
+        looked_for = msgspec.structs.replace(command, dedup_id=dedup_id)
 
         async def look(shard: int) -> PushReply | None:
             # One that cannot be a push is refused by the shard that it is offered to.
             with suppress(NotPlaced, RequestError):
-                return await self._ask(shard, command, version, watch_only=True, alone=True)
+                return await self._ask(
+                    shard, looked_for, places.version, watch_only=True, alone=True
+                )
             return None
 
         found = await gather_all([look(each) for each in shards])

@@ -2,6 +2,7 @@
 
 import random
 import re
+import struct
 import threading
 from typing import Any
 
@@ -63,6 +64,25 @@ def stored(client, queue):
     return found
 
 
+def test_a_queue_of_an_earlier_layout_continues_with_its_counters(server, client, queues):
+    """Each counter was a field of its own."""
+    first = queues.push("orders", b"first")
+    meta = "penstock:{orders}:meta"
+    number, size, last, offset, due, _ = struct.unpack_from(
+        ">dddddB", client.hget(meta, "counters")
+    )
+    names = ("next", "bytes", "last", "offset", "due")
+    values = (number, size, last, offset, due)
+    client.hset(meta, mapping={name: int(value) for name, value in zip(names, values, strict=True)})
+    client.hdel(meta, "counters")
+    with penstock.connect(server.url) as others:
+        assert others.stats("orders").messages == 1
+        second = others.push("orders", b"second")
+        assert int(second[-12:], 16) == int(first[-12:], 16) + 1
+        assert [claim.body for claim in others.pull_many("orders", 9)] == [b"first", b"second"]
+    assert client.hexists(meta, "counters")
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_plain_and_a_general_push_leave_the_same_keys_in_redis(server, client, seed):
     rng = random.Random(seed)
@@ -111,8 +131,12 @@ def test_a_plain_push_is_encoded_as_by_the_general_path(queues):
         for priority in (0, 9):
             command = Push("orders", bytes(size), None, priority)
             general = encode_push(command, size, None)
-            plain = plain_item(queue, command)
-            assert plain == encode_plain(command, check_push(command))
+            item = plain_item(queue, command)
+            assert item is not None
+            sent = b"".join(item)
+            assert sent == b"".join(encode_plain(command, check_push(command)))
+            length, _, plain = sent.partition(b"\r\n")
+            assert length == b"$%d" % len(plain)
             # Both have size and priority, some lengths, and the content.
             assert (plain[:5], plain[9:]) == (general[:5], general[29:])
     assert encode_bare(b"body") == encode_push(Push("orders", b"body"), 4, None)

@@ -49,6 +49,8 @@ _HEADER: Final = struct.Struct(">ddIBHH")
 # The beginning of a state: epoch, epoch on arrival, size, first claimed.
 _STATE: Final = struct.Struct(">IIId")
 _PUSHED: Final = struct.Struct(">IBddHHI")
+# A message as the argument that is sent to Redis, without the end of its line, in two parts.
+PlainItem = tuple[bytes, bytes]
 # The end of the header: size, priority, no group, no source.
 _PLAIN: Final = struct.Struct(">IBHH")
 _ARRIVING: Final = struct.Struct(">IBIdHHH")
@@ -75,6 +77,7 @@ class RedisQueue(NamedTuple):
     ids: MessageIds
     # Whether `push_plain.lua` can add messages: the queue has no setting that it does not support.
     has_plain_pushes: bool
+    body_bytes_max: int
 
     @property
     def name(self) -> str:
@@ -104,7 +107,16 @@ def redis_queue(
         and settings.messages_max is None
         and settings.bytes_max is None
     )
-    return RedisQueue(info, keys, identity, number, Receipts(secret), ids, has_plain_pushes)
+    return RedisQueue(
+        info,
+        keys,
+        identity,
+        number,
+        Receipts(secret),
+        ids,
+        has_plain_pushes,
+        settings.body_bytes_max,
+    )
 
 
 def encode_push(command: Push, size: int, dedup_id: str | None) -> bytes:
@@ -132,17 +144,21 @@ def encode_bare(body: bytes) -> bytes:
     return _PUSHED.pack(len(body), 0, -1, -1, 0, 0, len(content)) + content
 
 
-def encode_plain(command: Push, size: int) -> bytes:
+def encode_plain(command: Push, size: int) -> PlainItem:
     """A message without a group, dedup id, delay or ttl, as `push_plain.lua` takes it."""
     content = _content(command.body, command.attributes or None, None, command.context, None, None)
-    return _PLAIN.pack(size, command.priority, 0, 0) + content
+    return _plain_start(size, command.priority, len(content)) + content, b""
 
 
 @lru_cache(maxsize=_PLAIN_HEADS_MAX)
 def plain_head(size: int, priority: int) -> bytes:
-    """What `encode_plain` puts before a body of this size, if there is nothing else."""
+    """What comes before a body of this size in a message with nothing else; see encode_plain."""
     content = _encode((bytes(size),))
-    return _PLAIN.pack(size, priority, 0, 0) + content[: len(content) - size]
+    return _plain_start(size, priority, len(content)) + content[: len(content) - size]
+
+
+def _plain_start(size: int, priority: int, content_bytes: int) -> bytes:
+    return b"$%d\r\n" % (_PLAIN.size + content_bytes) + _PLAIN.pack(size, priority, 0, 0)
 
 
 def _content(

@@ -18,7 +18,7 @@ import msgspec
 from redis import exceptions as faults
 
 from penstock.backends.redis.address import RedisTarget
-from penstock.backends.redis.layout import QUEUE_BITS, RedisQueue, keys_of, redis_queue
+from penstock.backends.redis.layout import QUEUE_BITS, PlainItem, RedisQueue, keys_of, redis_queue
 from penstock.backends.redis.link import Packed, RedisCommand, RedisLink, checked_reply, packed
 from penstock.backends.redis.scripts import SCRIPTS
 from penstock.clock import Clock
@@ -141,14 +141,15 @@ class RedisQueues:
             )
         return replies
 
-    def plain_push(self, queue: RedisQueue, item: bytes) -> RedisCommand:
-        """The call of `push_plain.lua` with a message from `encode_plain`."""
+    def plain_push(self, queue: RedisQueue, item: PlainItem) -> RedisCommand:
+        """The call of `push_plain.lua` with a message."""
         keys = queue.keys if self.target.scheme == "redis+cluster" else queue.keys[:1]
-        start = _call_of("push_plain", keys)
+        message = Packed(b"".join((*item, b"\r\n")), 1)
+        call = _call_of("push_plain", keys), message, queue.identity
         retention_ms = queue.info.settings.retention_ms
         if self._clock is None:
-            return (start, item, queue.identity, retention_ms)
-        return (start, item, queue.identity, retention_ms, self._clock.now_ms())
+            return (*call, retention_ms)
+        return (*call, retention_ms, self._clock.now_ms())
 
     async def run_on(self, queue: RedisQueue, script: str, *arguments: Any) -> list[Any]:
         """The reply of a script on a queue. Raises QueueNotFound, UnavailableError."""

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from nats.errors import NoRespondersError
+
 from penstock.cluster import calls
 from penstock.cluster.attempts import Attempts, MayBeDone, NotDone, read_answer
 from penstock.errors import BackendLost, PenstockError, RequestError, StaleReceipt
@@ -74,26 +76,16 @@ class SimulatedClient(RoutingHost):
 
     async def _ask_node(self, command: Command[Any], data: bytes) -> tuple[bytes, bytes]:
         """The kind and the body of a node's answer."""
-        network = self.cluster.network
-        answered: asyncio.Future[Any] = self.loop.create_future()
-
-        async def take(message: Any) -> None:
-            if not answered.done():
-                answered.set_result(message)
-
-        inbox = network.next_inbox(self)
-        subscription = network.listen(self, inbox, take)
         node = self.schedule.pick(self.cluster.nodes)
-        network.publish(self, endpoint_of(node.name), data, inbox)
         wait_ms = command.wait_ms if type(command) is Pull and command.wait_ms else 0
+        timeout_s = _NODE_S + wait_ms / 1_000
         try:
-            async with asyncio.timeout(_NODE_S + wait_ms / 1_000):
-                message = await answered
+            message = await self.connection.request(endpoint_of(node.name), data, timeout_s)
         except TimeoutError:
             return calls.LOST, b""
-        finally:
-            subscription.end()
-        return (calls.NOT_OWNER, b"") if message.headers else (message.data[:1], message.data[1:])
+        except NoRespondersError:
+            return calls.NOT_OWNER, b""
+        return message.data[:1], message.data[1:]
 
     # Working.
 
@@ -146,13 +138,20 @@ class SimulatedClient(RoutingHost):
         chance = self.schedule.chance()
         if chance < 0.3 and self._old_dedups:
             name, dedup_id, group = self.schedule.pick(self._old_dedups)
+            if self._dedups_content(name):
+                # The same content again, which is the dedup id.
+                assert dedup_id is not None
+                body, dedup_id = dedup_id, None
         elif chance < 0.8 or queue.is_fifo:
-            dedup_id = body
             self._old_dedups.append((name, body, group))
+            dedup_id = None if queue.dedups_content else body
         is_delayed = not queue.is_fifo and self.schedule.chance() < 0.1
         delay_ms = self.schedule.below(300) if is_delayed else None
         push = Push(name, body.encode(), delay_ms, dedup_id=dedup_id, group=group)
         self.cluster.ledger.note_pushed(push, await self.ask(push))
+
+    def _dedups_content(self, name: str) -> bool:
+        return any(each.dedups_content for each in self.cluster.profile.queues if each.name == name)
 
     async def _pull(self) -> None:
         name = self._queue().name
@@ -166,7 +165,14 @@ class SimulatedClient(RoutingHost):
             wait_ms=self.schedule.below(400) if chance < 0.3 else 0,
             attempt_id=who if chance > 0.7 else None,
         )
-        for claim in await self.ask(command):
+        # Some pulls are cancelled: their claims are released, or end with their visibility.
+        limit_s = self.schedule.below(60) / 1_000 if self.schedule.chance() < 0.1 else None
+        try:
+            async with asyncio.timeout(limit_s):
+                claims = await self.ask(command)
+        except TimeoutError:
+            return
+        for claim in claims:
             self.held.append(self.cluster.ledger.note_claimed(name, who, claim))
 
     def _some_claim(self) -> AnsweredClaim | None:
@@ -239,8 +245,8 @@ class SimulatedClient(RoutingHost):
     # The end.
 
     async def drain(self, queue: str) -> None:
-        """Pulls and deletes until all queues of the cluster are empty."""
-        while not self.cluster.is_empty:
+        """Pulls and deletes until all queues of the cluster were empty."""
+        while not self.cluster.is_drained:
             self._count += 1
             who = f"{self.name}-{self._count}"
             try:

@@ -2,11 +2,12 @@
 
 A seed decides a profile first: how many of each, how lossy the network is, and which faults this
 run has. Then clients work while faults occur; then all faults end, the clients finish, and every
-queue is drained. A run passes if no rule was broken (`truth`, `lineage`, `ledger`, `nodes`), if it
-comes to its end, and if every push that was answered was drained or deleted.
+queue is drained. A run passes if no rule was broken (`truth`, `lineage`, `ledger`, `nodes`,
+`archives`, `placing`), if it comes to its end, and if every push that was answered was drained or
+deleted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,14 +17,16 @@ import msgspec
 from penstock.cluster.membership import ClusterSettings
 from penstock.cluster.owner import owner_key, read_ownership
 from penstock.cluster.placement import first_shard
-from penstock.cluster.snapshots import SnapshotManifest, manifest_key
+from penstock.cluster.snapshots import NO_SNAPSHOTS, SnapshotManifest, manifest_key
 from penstock.cluster.spread import places_in, spread_of
 from penstock.service import DEDUP_WINDOW_MS
+from penstock.testing.simulation.archives import ClusterArchives
 from penstock.testing.simulation.clients import SimulatedClient
 from penstock.testing.simulation.ledger import ClusterLedger
 from penstock.testing.simulation.lineage import MessageLineage
 from penstock.testing.simulation.network import SimulatedNetwork
 from penstock.testing.simulation.nodes import SimulatedNode
+from penstock.testing.simulation.placing import PlacementRules
 from penstock.testing.simulation.queues import SimulatedQueue, make_queues
 from penstock.testing.simulation.schedule import Host, RunSchedule
 from penstock.testing.simulation.streams import REPLICAS, StreamsModel
@@ -32,6 +35,8 @@ from penstock.testing.simulation.truth import ShardTruth
 IDENTITY: Final = b"simulate"
 KEY: Final = b"k" * 32
 _END_MS_MAX: Final = 240_000
+_ARCHIVED_MS_MAX: Final = 30_000
+_ARCHIVE_LOOK_MS: Final = 200
 _IDLE_MS: Final = DEDUP_WINDOW_MS + 20_000
 _decode_manifest = msgspec.json.Decoder(SnapshotManifest).decode
 
@@ -56,13 +61,23 @@ class Profile:
     node_clients: int = 0
     # How long nothing happens between two parts of the run; if it is 0, there is only one part.
     idle_ms: int = 0
+    # Which nodes archive their shards: none of them, some, or all.
+    archive: str = "none"
+    # Whether the nodes choose owners as real ones do.
+    is_placed: bool = False
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong: shards only move because an operator wants it."""
+        has_faults = any(name not in PLANNED for name in self.faults)
+        return self.is_placed and not (has_faults or self.loss or self.late)
 
 
 def make_profile(schedule: RunSchedule) -> Profile:
     """The profile of a run."""
     chosen = [name for name in FAULTS if schedule.chance() < 0.6]
     shards = schedule.pick([1, 1, 2, 3])
-    return Profile(
+    profile = Profile(
         nodes=schedule.between(2, 4),
         clients=schedule.between(2, 4),
         shards=shards,
@@ -76,7 +91,18 @@ def make_profile(schedule: RunSchedule) -> Profile:
         queues=make_queues(schedule, shards),
         node_clients=schedule.below(3),
         idle_ms=_IDLE_MS if shards > 1 and schedule.chance() < 0.08 else 0,
+        archive=schedule.pick(["none", "none", "all", "some"]),
     )
+    if profile.idle_ms:
+        # Nothing is archived then, and looking for that costs most of the run.
+        profile = replace(profile, archive="none")
+    if schedule.chance() < 0.06:
+        # Longer, because a node that is silent counts as live for two seconds.
+        busy_ms = schedule.between(3_000, 6_000)
+        profile = replace(profile, is_placed=True, idle_ms=0, busy_ms=busy_ms)
+        if schedule.chance() < 0.3:
+            profile = replace(profile, faults=PLANNED, loss=0.0, late=0.0)
+    return profile
 
 
 class SimulatedCluster:
@@ -99,8 +125,12 @@ class SimulatedCluster:
         self.truths = [ShardTruth(schedule, shard, lineage) for shard in range(profile.shards)]
         self.streams = StreamsModel(schedule, profile.shards, self._kept, self._check_purge)
         self.network = SimulatedNetwork(schedule, profile, self.streams)
+        self.archives = ClusterArchives(self, directory / "archive")
+        self.placement = PlacementRules(self)
         self.router_class = node_class.router_class
         self.is_ending = False
+        # Whether all queues were empty at some instant, after the clients have ended.
+        self.is_drained = False
         # The newest term of each node and shard.
         self.terms_of: dict[tuple[str, int], int] = {}
         self._node_class = node_class
@@ -116,7 +146,9 @@ class SimulatedCluster:
     def _new_node(self, number: int) -> SimulatedNode:
         most = self.profile.skew_ms_max
         skew_ms = self.schedule.below(most + 1) - most // 2
-        return self._node_class(self, f"node{number}", skew_ms)
+        archive = self.profile.archive
+        archives = archive == "all" or (archive == "some" and number % 2 == 0)
+        return self._node_class(self, f"node{number}", skew_ms, archives)
 
     def next_name(self, what: str) -> str:
         """A name that was not used in this run."""
@@ -135,7 +167,8 @@ class SimulatedCluster:
     def _check_purge(self, shard: int, before: int) -> None:
         self.schedule.note("purge", shard, before)
         register = self.streams.register(manifest_key(shard))
-        start = 1 if register is None else _decode_manifest(register.value).start.slot
+        manifest = NO_SNAPSHOTS if register is None else _decode_manifest(register.value)
+        start = manifest.start.slot
         if before > len(self.streams.shards[shard].messages) + 1:
             self.schedule.violate(f"shard {shard}: a purge before {before} is above the last slot")
         elif before > start:
@@ -143,6 +176,13 @@ class SimulatedCluster:
                 f"shard {shard}: slots before {before} are purged, and the snapshots that are "
                 f"listed need those from {start} on"
             )
+        elif manifest.archived or self.profile.archive == "all":
+            self.archives.check_purge(shard, before)
+
+    def check_lost(self, shard: int) -> None:
+        """Checks that an owner had a reason to stop: another one has come."""
+        if self.profile.is_calm:
+            self.schedule.violate(f"shard {shard}: its owner was replaced, and it was not asked")
 
     # Owners and faults.
 
@@ -157,11 +197,15 @@ class SimulatedCluster:
         return self.schedule.pick(usable) if usable else None
 
     def _direct(self) -> None:
-        """Decides which node takes which shard, as real nodes decide for themselves."""
+        """Decides which node takes which shard, unless the nodes do, and when to take snapshots."""
         self.schedule.after(self.schedule.between(20, 150), self._direct)
         for shard in range(self.profile.shards):
             owner, node = self._owner(shard), self._usable_node()
             chance = self.schedule.chance()
+            if self.profile.is_placed:
+                if owner is not None and chance < 0.15 and not self._is_healthy:
+                    owner.run(partial(owner.take_snapshot, shard))
+                continue
             if node is None:
                 continue
             if owner is None:
@@ -170,7 +214,9 @@ class SimulatedCluster:
             elif chance < 0.25:
                 node.run(partial(node.stand_by, shard))
             elif chance < 0.35:
-                owner.run(partial(owner.check_if_replaced, shard))
+                # Also an owner that was replaced and has not noticed it.
+                holder = self.schedule.pick([each for each in self.nodes if shard in each.owned])
+                holder.run(partial(holder.check_if_replaced, shard))
             elif chance < 0.5 and not self._is_healthy:
                 owner.run(partial(owner.take_snapshot, shard))
 
@@ -203,6 +249,12 @@ class SimulatedCluster:
             self.nodes[number] = self._new_node(number)
             self.schedule.note(self.nodes[number].name, "starts")
 
+    def replace_node(self, number: int) -> None:
+        """Ends a node and starts it again."""
+        self.schedule.note(self.nodes[number].name, "is restarted")
+        self.nodes[number].stop()
+        self._restart(number)
+
     def pause(self) -> None:
         """A node is suspended, and resumed later: it still acts as the owner of its shards."""
         node = self._victim()
@@ -230,13 +282,18 @@ class SimulatedCluster:
         self.schedule.note(host.name, "is connected")
 
     def take(self) -> None:
-        """A node takes a shard from an owner that works."""
+        """A node takes a shard from an owner that works, as no real node does."""
+        if self.profile.is_placed:
+            return
         node, shard = self._usable_node(), self.schedule.below(self.profile.shards)
         if node is not None:
             node.run(partial(node.take, shard))
 
     def move(self) -> None:
         """A shard is handed over to another node."""
+        if self.profile.is_placed:
+            self.placement.move()
+            return
         shard = self.schedule.below(self.profile.shards)
         owner, node = self._owner(shard), self._usable_node()
         if owner is not None and node is not None and node is not owner:
@@ -244,9 +301,25 @@ class SimulatedCluster:
             owner.run(partial(owner.hand_over, shard, then))
 
     def _taken_from(
-        self, owner: Host, node: SimulatedNode, shard: int, term: int, slot: int
+        self, owner: Host, node: SimulatedNode, shard: int, at: Any, error: Exception | None
     ) -> None:
-        self.network.send(owner, node, partial(node.take, shard, term, slot))
+        if error is None:
+            self.network.send(owner, node, partial(node.take, shard, *at))
+
+    def drain_node(self) -> None:
+        """A node is drained, if nodes choose owners."""
+        if self.profile.is_placed:
+            self.placement.drain()
+
+    def fill(self) -> None:
+        """The disk of the archives is full for a while."""
+        self.schedule.note("archive", "is full")
+        self.archives.disk.is_full = True
+        self.schedule.after(self.schedule.between(50, 2_000), self._empty)
+
+    def _empty(self) -> None:
+        self.schedule.note("archive", "has room")
+        self.archives.disk.is_full = False
 
     def elect(self) -> None:
         """The leader of a stream changes: by request, or because its server was killed."""
@@ -304,6 +377,31 @@ class SimulatedCluster:
                 schedule.violate("the clients do not finish after all faults have ended")
         if schedule.violation is None:
             self._drain(give_up_ms)
+        if schedule.violation is None and self.profile.is_placed:
+            self.placement.check_settled()
+        if schedule.violation is None and self.profile.archive != "none":
+            self._check_archives()
+
+    def _check_archives(self) -> None:
+        """Checks that all entries come to be archived, if the owners of their shards do that."""
+        give_up_ms = self.schedule.now_ms + _ARCHIVED_MS_MAX
+        shards = [*range(self.profile.shards)]
+        while shards and self.schedule.now_ms < give_up_ms and self.schedule.violation is None:
+            until_ms = self.schedule.now_ms + _ARCHIVE_LOOK_MS
+            while self.schedule.now_ms < until_ms and self.schedule.step():
+                pass
+            shards = [each for each in shards if not self._is_archived(each)]
+        for shard in shards:
+            self.schedule.violate(f"shard {shard}: is not archived after all faults have ended")
+        for shard in range(self.profile.shards):
+            self.archives.check_entries(shard)
+
+    def _is_archived(self, shard: int) -> bool:
+        """Whether a shard's archive is complete, or its owner has none."""
+        owner = self._owner(shard)
+        if owner is None:
+            return False
+        return not owner.archives or self.archives.is_complete(shard)
 
     def _idle(self) -> None:
         """Nothing happens for longer than dedup ids are kept: changes of spread queues settle."""
@@ -333,6 +431,7 @@ class SimulatedCluster:
         """All faults end; a replica that lost messages stays so."""
         self.schedule.note("healed")
         self._is_healthy = self.is_ending = True
+        self.archives.disk.is_full = False
         for number in range(len(self.nodes)):
             self._restart(number)
             self.nodes[number].resume()
@@ -346,7 +445,8 @@ class SimulatedCluster:
 
     def _drain(self, give_up_ms: int) -> None:
         schedule = self.schedule
-        left = [queue.name for queue in self.profile.queues]
+        left: list[str] = []
+        self.is_drained = False
 
         def drained(queue: str, _: Any, error: Exception | None) -> None:
             left.remove(queue)
@@ -355,11 +455,17 @@ class SimulatedCluster:
 
         def drain() -> None:
             for queue in self.profile.queues:
+                left.append(queue.name)
                 drainer.begin(drainer.drain(queue.name), partial(drained, queue.name))
 
         drainer = self.clients[0]
         drainer.run(drain)
-        while left and schedule.step():
+        while (left or not self.is_empty) and schedule.step():
+            self.is_drained = self.is_drained or self.is_empty
+            if not left and not self.is_empty:
+                # A push was carried out after its client had given it up.
+                self.is_drained = False
+                drainer.run(drain)
             if schedule.now_ms > give_up_ms:
                 schedule.violate("the queues are not drained after all faults have ended")
         if schedule.violation is None:
@@ -379,4 +485,8 @@ FAULTS: Final = {
     "elect": SimulatedCluster.elect,
     "stall": SimulatedCluster.stall,
     "damage": SimulatedCluster.damage,
+    "fill": SimulatedCluster.fill,
+    "drain": SimulatedCluster.drain_node,
 }
+# What an operator does, and no fault.
+PLANNED: Final = ("move", "drain")

@@ -78,12 +78,14 @@ class ClusterLedger:
             self._schedule.violate(f"a push was answered that is not kept: {reply}")
         elif push.dedup_id is None and life.body != push.body:
             self._schedule.violate(f"a push was answered with the id of another: {reply}")
-        if push.dedup_id is not None:
-            first = self._dedups.setdefault((push.queue, push.dedup_id), reply.id)
-            if first != reply.id:
-                self._schedule.violate(
-                    f"two pushes with the dedup id {push.dedup_id} are {first} and {reply.id}"
-                )
+        # No other push has the body of one without a dedup id, unless it is the same again, in a
+        # queue where contents are dedup ids.
+        dedup_id = push.dedup_id or push.body.decode()
+        first = self._dedups.setdefault((push.queue, dedup_id), reply.id)
+        if first != reply.id:
+            self._schedule.violate(
+                f"two pushes with the dedup id {dedup_id} are {first} and {reply.id}"
+            )
         if life is not None:
             self.pushed.setdefault(life.body, push.queue)
 

@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from penstock.cluster.log import Append, LogRequest, Unanswered
+from nats.errors import NoRespondersError
+
+from penstock.cluster.log import Append, LogRequest, LogSteps, Mismatch, Pause, Unanswered
 from penstock.cluster.router import Router
 from penstock.testing.simulation.schedule import Action, Host, RunSchedule
 from penstock.testing.simulation.streams import StreamsModel
@@ -25,6 +27,7 @@ NAME: Final = "sim"
 EPOCH_MS: Final = 1_700_000_000_000
 _APPEND_MS: Final = 500
 _REQUEST_MS: Final = 2_000
+_REQUEST_S: Final = 0.5
 _OPEN_AGAIN_S: Final = 0.05
 _NO_RESPONDERS: Final = {"Status": "503"}
 
@@ -36,6 +39,13 @@ class SimulatedMessage(NamedTuple):
     data: bytes
     reply: str
     headers: dict[str, str] | None = None
+    # Sends a message from the host that got this one.
+    publish: Callable[[str, bytes, str], None] | None = None
+
+    async def respond(self, data: bytes) -> None:
+        """Sends data to the reply subject."""
+        if self.publish is not None:
+            self.publish(self.reply, data, "")
 
 
 Take = Callable[[Any], Awaitable[None]]
@@ -164,7 +174,8 @@ class SimulatedNetwork:
         message = SimulatedMessage(subject, data, reply)
         listening = self._listening(subject)
         for subscription in listening:
-            arrive = partial(subscription.arrive, message)
+            publish = partial(self.publish, subscription.host)
+            arrive = partial(subscription.arrive, message._replace(publish=publish))
             self.send(sender, subscription.host, arrive)
         if reply and not listening:
             no_responders = SimulatedMessage(reply, b"", "", _NO_RESPONDERS)
@@ -195,11 +206,52 @@ class HostConnection:
         """Sends a message."""
         self._network.publish(self._host, subject, data, reply)
 
+    async def request(
+        self, subject: str, data: bytes = b"", timeout: float = _REQUEST_S
+    ) -> SimulatedMessage:
+        """Sends a message and waits for its reply. Raises NoRespondersError or TimeoutError."""
+        answered: asyncio.Future[SimulatedMessage] = self._host.loop.create_future()
+
+        async def take(message: SimulatedMessage) -> None:
+            if not answered.done():
+                answered.set_result(message)
+
+        inbox = self.new_inbox()
+        subscription = self._network.listen(self._host, inbox, take)
+        self._network.publish(self._host, subject, data, inbox)
+        try:
+            async with asyncio.timeout(timeout):
+                message = await answered
+        finally:
+            subscription.end()
+        if message.headers:
+            raise NoRespondersError
+        return message
+
     async def execute(self, request: LogRequest[T]) -> T:
         """Has the replicated log carry a request out. Raises Mismatch or Unanswered."""
         waiting = _WaitingForReply(self._host)
         self._network.request(self._host, waiting, request)
         return await waiting.reply  # type: ignore[no-any-return]
+
+    async def run(self, steps: LogSteps[T]) -> T:
+        """Runs steps to their end, as `JetStream.run` does. Raises what they raise."""
+        reply, error = None, None
+        try:
+            while True:
+                request = steps.send(reply) if error is None else steps.throw(error)
+                reply, error = None, None
+                try:
+                    if type(request) is Pause:
+                        await asyncio.sleep(request.ms / 1_000)
+                    else:
+                        reply = await self.execute(request)
+                except (Mismatch, Unanswered) as raised:
+                    error = raised
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            steps.close()
 
     async def close(self) -> None:
         """Ends the connection."""

@@ -1,10 +1,11 @@
 """A node of the simulated cluster: the real takeovers, engines, answers, snapshots and routers.
 
 Only the parts of `cluster.node` and `cluster.serving` that start tasks and use NATS are replaced
-here: steps are run by the schedule, and messages go through the simulated network. Which node takes
-which shard, and when, is random: any node may take over at any time, and no rule may be broken by
-it. Each node has a router, which carries dead letters to other shards, tends spread queues, and
-executes the commands of clients that ask this node.
+here: steps are run by the schedule, and messages go through the simulated network. In most runs it
+is random which node takes which shard, and when: any node may take over at any time, and no rule
+may be broken by it. In the others the nodes choose owners as real ones do (`placing`). Each node
+has a router, which carries dead letters to other shards, tends spread queues, and executes the
+commands of clients that ask this node. It may archive the shards that it owns (`archives`).
 
 The methods of the first part may be overridden to plant a fault, which the simulation must find.
 """
@@ -19,9 +20,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.cluster import calls
+from penstock.cluster.archive import keep_archive, permit_purges
+from penstock.cluster.choice import OwnerChoice
 from penstock.cluster.contents import MemoryContents
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import LogRequest, LogSteps, Pause, ReadRegister, Register, until_answered
+from penstock.cluster.membership import ARCHIVE_KEY, ARCHIVE_ON, set_register
 from penstock.cluster.other_shards import deliver_departures, maintain_spread_queues
 from penstock.cluster.owner import append_steps, owner_key, take_over
 from penstock.cluster.placement import Elsewhere, shard_identity, shard_key
@@ -32,8 +36,10 @@ from penstock.cluster.snapshots import keep_snapshot
 from penstock.cluster.spread import SpreadGuard
 from penstock.errors import Fenced, NotOwner, PenstockError, StoreUnusable
 from penstock.service import Pull
+from penstock.testing.simulation.archives import SimulatedArchive
 from penstock.testing.simulation.network import EPOCH_MS, NAME, RoutingHost
-from penstock.testing.simulation.schedule import Process
+from penstock.testing.simulation.placing import SimulatedHolder
+from penstock.testing.simulation.schedule import Done, Process
 from penstock.testing.simulation.truth import state_bytes
 
 if TYPE_CHECKING:
@@ -119,6 +125,11 @@ class OwnedPart:
         self.answers = node.make_answers(self)
         self.answers.made_ms = self.made_ms
         self.answers.now_ms = lambda: node.schedule.now_ms
+        # As `ClusterNode` does it.
+        journal.archived_position = journal.first_position
+        self.archive = node.make_archive(self) if node.archives else None
+        self.has_archive_error = False
+        self._archiving = node.begin(node.keep_archive(self), self._archived)
         self._carrying = node.begin(node.carry(self), self._carried)
         subject = f"{NAME}.serve.{self.shard}.{self.term}"
         self._listening = node.cluster.network.listen(node, subject, self._take)
@@ -136,6 +147,17 @@ class OwnedPart:
     def _carried(self, _: Any, error: Exception | None) -> None:
         if error is not None:
             self.node.schedule.violate(f"carrying raised {type(error).__name__}: {error}")
+
+    def note_archive_error(self, error: str) -> None:
+        """Adds to the trace whether the last attempt to archive has failed."""
+        if bool(error) != self.has_archive_error:
+            self.has_archive_error = bool(error)
+            what = "cannot archive" if error else "archives"
+            self.node.schedule.note(self.node.name, what, self.shard)
+
+    def _archived(self, _: Any, error: Exception | None) -> None:
+        if error is not None:
+            self.node.schedule.violate(f"archiving raised {type(error).__name__}: {error}")
 
     @property
     def is_serving(self) -> bool:
@@ -188,10 +210,18 @@ class OwnedPart:
                 f"and sent an answer that it made at {made_ms}"
             )
 
+    def replaced_by(self, term: int) -> None:
+        """Stops serving, as `OwnedShard` does: there is an owner of a higher term."""
+        text = f"term {self.term} was replaced by term {term}"
+        self.answers.fail(Fenced(f"shard {self.shard}: {text}"))
+
     def discard(self) -> None:
         """Discards the state, as `OwnedShard.close` does."""
         self._listening.end()
         self._carrying.cancel()
+        self._archiving.cancel()
+        if self.archive is not None:
+            self.archive.close()
         self.answers.stop()
         for process in (self.appending, self.snapshot):
             if process is not None:
@@ -212,9 +242,16 @@ class SimulatedNode(RoutingHost):
     # The routers of nodes and of clients.
     router_class: ClassVar[type[Router]] = Router
 
-    def __init__(self, cluster: "SimulatedCluster", name: str, skew_ms: int) -> None:
+    def __init__(
+        self, cluster: "SimulatedCluster", name: str, skew_ms: int, archives: bool = False
+    ) -> None:
         super().__init__(cluster, name, skew_ms)
         self.owned: dict[int, OwnedPart] = {}
+        # Whether it archives its shards, and the revision of the archive's register, once known.
+        self.archives = archives
+        self.archive_revision = 0
+        # Chooses owners as real nodes do; None if the run decides by chance.
+        self.choice: OwnerChoice | None = None
         # Shards that were lost or handed over and are not discarded yet.
         self._leaving: list[OwnedPart] = []
         self._taking: dict[int, None] = {}
@@ -247,11 +284,39 @@ class SimulatedNode(RoutingHost):
         """The steps of a snapshot."""
         return keep_snapshot(part.journal, part.upkeep, part.directory, name)
 
+    def make_archive(self, part: OwnedPart) -> SimulatedArchive:
+        """The archive of a shard."""
+        return self.cluster.archives.make(part.shard)
+
+    async def keep_archive(self, part: OwnedPart) -> None:
+        """Archives a shard; without an archive, permits purges."""
+        connection, journal = self.connection, part.journal
+        if part.archive is None:
+            await connection.run(permit_purges(journal))
+        else:
+            revision = self.archive_revision
+            await keep_archive(connection, journal, part.archive, revision, part.note_archive_error)
+
+    def make_choice(self) -> OwnerChoice:
+        """The node's part in the choice of owners."""
+        connection, shards = self.connection, self.cluster.settings.shards
+        return OwnerChoice(self.name, connection, connection, NAME, shards, SimulatedHolder(self))
+
     async def carry(self, part: OwnedPart) -> None:
         """Brings dead letters of a shard to other shards."""
         await deliver_departures(part.answers, await self.opened_router())
 
     # Clients that ask this node, and queues that are spread.
+
+    async def _open_router(self) -> Router:
+        if self.archives:
+            self.archive_revision = await self.connection.run(set_register(ARCHIVE_KEY, ARCHIVE_ON))
+        return await super()._open_router()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it may take shards: a node that archives has noted that before."""
+        return not self.archives or self.archive_revision > 0
 
     def _opened(self, router: Any, error: Exception | None) -> None:
         super()._opened(router, error)
@@ -259,6 +324,13 @@ class SimulatedNode(RoutingHost):
             self.cluster.network.listen(self, endpoint_of(self.name), self._take_request)
             maintenance = maintain_spread_queues(self.owned, self.cluster.settings.shards, router)
             self.begin(maintenance, self._maintenance_ended)
+            if self.cluster.profile.is_placed:
+                self.choice = self.make_choice()
+                self.begin(self.choice.join(), self._joined)
+
+    def _joined(self, _: Any, error: Exception | None) -> None:
+        if error is not None:
+            self.schedule.violate(f"joining raised {type(error).__name__}: {error}")
 
     def _maintenance_ended(self, _: Any, error: Exception | None) -> None:
         self.schedule.violate(f"maintenance has ended: {type(error).__name__}: {error}")
@@ -295,7 +367,7 @@ class SimulatedNode(RoutingHost):
 
     def stand_by(self, shard: int) -> None:
         """Reads a shard's log up to its current end."""
-        if shard in self.owned or shard in self._taking:
+        if shard in self.owned or shard in self._taking or not self.is_ready:
             return
         replica, process = self._standbys.get(shard, (None, None))
         if process is not None:
@@ -311,19 +383,47 @@ class SimulatedNode(RoutingHost):
         if error is not None and not isinstance(error, StoreUnusable):
             self.schedule.violate(f"a standby raised {type(error).__name__}: {error}")
 
-    def take(self, shard: int, revision: int | None = None, seen_slot: int = 0) -> None:
-        """Takes a shard over: from any owner, or from one that has sent its term and last slot."""
-        if shard in self.owned or shard in self._taking:
-            return
-        self._taking[shard] = None
+    def is_standby(self, shard: int) -> bool:
+        """Whether it has a replica of a shard that it does not own."""
+        return shard in self._standbys
+
+    def is_reading(self, shard: int) -> bool:
+        """Whether a standby is being read."""
+        return self._standbys.get(shard, (None, None))[1] is not None
+
+    def end_standby(self, shard: int) -> ShardReplica | None:
+        """Ends a standby; its replica, if there is one."""
         replica, process = self._standbys.pop(shard, (None, None))
         if process is not None:
             process.end()
             self.ended(process)
-        replica = replica or self._replica(shard)
+        return replica
+
+    def resume_standby(self, replica: ShardReplica) -> None:
+        """Makes this node a standby again."""
+        self._standbys[replica.shard] = (replica, None)
+
+    def take(
+        self,
+        shard: int,
+        revision: int | None = None,
+        seen_slot: int = 0,
+        replica: ShardReplica | None = None,
+        done: Done | None = None,
+    ) -> None:
+        """Takes a shard over: from any owner, or from one that has sent its term and last slot.
+
+        `done` is called with the journal or the error.
+        """
+        if shard in self.owned or shard in self._taking or not self.is_ready:
+            if done is not None:
+                done(None, NotOwner(f"shard {shard}: is being taken, or cannot be"))
+            return
+        self._taking[shard] = None
+        replica = replica or self.end_standby(shard) or self._replica(shard)
         self.schedule.note(self.name, "takes", shard)
         steps = self._take_steps(replica, revision, seen_slot)
-        self.start("takeover", steps, partial(self._taken, replica))
+        self.start("takeover", steps, partial(self._taken, replica, done))
 
     def _take_steps(
         self, replica: ShardReplica, seen: int | None, seen_slot: int
@@ -336,9 +436,13 @@ class SimulatedNode(RoutingHost):
         claim_id = self.cluster.next_name("claim")
         return (yield from self.take_over(replica, claim_id, revision, seen_slot))
 
-    def _taken(self, replica: ShardReplica, journal: Any, error: Exception | None) -> None:
+    def _taken(
+        self, replica: ShardReplica, done: Done | None, journal: Any, error: Exception | None
+    ) -> None:
         shard = replica.shard
         del self._taking[shard]
+        if done is not None:
+            self.loop.call_soon(done, journal, error)
         if error is not None:
             self.schedule.note(self.name, "does not take", shard, type(error).__name__)
             if isinstance(error, Fenced):
@@ -382,7 +486,12 @@ class SimulatedNode(RoutingHost):
             self._check_fenced(part.shard, part.term)
         else:
             self.schedule.violate(f"shard {part.shard}: its owner stopped: {error}")
+        if self.owned.get(part.shard) is part:
+            # Not of one that was handed over, and may still have had something to append.
+            self.cluster.check_lost(part.shard)
         self._leave(part, 1)
+        if self.choice is not None:
+            self.choice.shard_left()
 
     def _leave(self, part: OwnedPart, after_ms: int) -> None:
         if self.owned.get(part.shard) is part:
@@ -409,8 +518,7 @@ class SimulatedNode(RoutingHost):
         self, part: OwnedPart, found: Register | None, error: Exception | None
     ) -> None:
         if found is not None and found.revision > part.term:
-            text = f"term {part.term} was replaced by term {found.revision}"
-            part.answers.fail(Fenced(f"shard {part.shard}: {text}"))
+            part.replaced_by(found.revision)
 
     def take_snapshot(self, shard: int) -> None:
         """Takes a snapshot of a shard, if none is under way."""
@@ -428,24 +536,31 @@ class SimulatedNode(RoutingHost):
         if error is not None and not isinstance(error, PenstockError):
             self.schedule.violate(f"a snapshot raised {type(error).__name__}: {error}")
 
-    def hand_over(self, shard: int, then: Callable[[int, int], None]) -> None:
-        """Hands a shard over; `then` gets the term and the last slot once all is answered."""
+    def hand_over(self, shard: int, done: Done) -> None:
+        """Hands a shard over; `done` gets the term and the last slot, or an error."""
         part = self.owned.get(shard)
         if part is None or not part.is_serving:
+            done(None, NotOwner(f"shard {shard}: is not served here"))
             return
         self.schedule.note(self.name, "hands over", shard)
-        done = partial(self._handed_over, part, then)
-        self.start("hand over", part.answers.hand_over(), done)
+        handed_over = partial(self._handed_over, part, done)
+        self.start("hand over", part.answers.hand_over(), handed_over)
 
-    def _handed_over(
-        self, part: OwnedPart, then: Callable[[int, int], None], _: Any, error: Exception | None
-    ) -> None:
-        if error is not None:
-            if not isinstance(error, NotOwner):
-                self.schedule.violate(f"handing over raised {type(error).__name__}: {error}")
-        elif self.owned.get(part.shard) is part:
+    def _handed_over(self, part: OwnedPart, done: Done, _: Any, error: Exception | None) -> None:
+        if error is None and self.owned.get(part.shard) is part:
             self._leave(part, _REDIRECT_MS)
-            then(part.term, part.journal.slot)
+            done((part.term, part.journal.slot), None)
+            return
+        if error is not None and not isinstance(error, NotOwner):
+            self.schedule.violate(f"handing over raised {type(error).__name__}: {error}")
+        done(None, error or NotOwner(f"shard {part.shard}: was lost while it was handed over"))
+
+    def stop(self) -> None:
+        """Ends the node as a crash would: the locks of its archives end with it."""
+        for part in (*self.owned.values(), *self._leaving):
+            if part.archive is not None:
+                part.archive.crash()
+        super().stop()
 
 
 def _nothing() -> None:

@@ -23,6 +23,11 @@ class SimulatedQueue:
         """Whether its messages have groups."""
         return bool(self.settings.get("fifo"))
 
+    @property
+    def dedups_content(self) -> bool:
+        """Whether equal bodies are duplicates: clients then push without dedup ids."""
+        return bool(self.settings.get("dedup_by_content"))
+
 
 def name_in(prefix: str, shard: int, shards: int) -> str:
     """A name whose home shard is this one."""
@@ -44,11 +49,14 @@ def make_queues(schedule: RunSchedule, shards: int) -> tuple[SimulatedQueue, ...
         settings: dict[str, Any] = {"visibility_ms": 500}
         if kind == "f":
             settings |= {"fifo": True, "dedup_per_group": True}
+        by_content = schedule.chance() < 0.25
         if has_dead:
             step = 0 if schedule.chance() < 0.2 else 1
             dead = name_in(f"{kind}-dead", (home + step) % shards, shards)
             found.append(SimulatedQueue(dead, settings, name, is_spread))
             settings = {**settings, "dead_letter": dead}
             settings["max_receives"] = 1 + schedule.below(2)
+        if by_content:
+            settings = {**settings, "dedup_by_content": True}
         found.append(SimulatedQueue(name, settings, None, is_spread))
     return tuple(found)

@@ -25,6 +25,8 @@ Done = Callable[[Any, Exception | None], None]
 STEPS_MAX: Final = 200_000
 # How often the tasks of a stopped host are cancelled before one of them counts as endless.
 _CANCELLATIONS_MAX: Final = 20
+# A thread begins, and its result comes, within this time.
+_THREAD_MS: Final = 20
 
 
 class Timer:
@@ -154,6 +156,24 @@ class SimulatedLoop:
     ) -> Timer:
         """Calls it at this instant."""
         return self.call_later(when - self.time(), callback, *args)
+
+    def run_in_executor(self, executor: None, work: Callable[[], Any]) -> "asyncio.Future[Any]":
+        """Calls it as a thread of this host would: after a while, and its result comes later.
+
+        If the host is stopped in between, it was called, and nobody gets the result.
+        """
+        outcome = self.create_future()
+        self._host.later(self._host.schedule.below(_THREAD_MS), partial(self._work, work, outcome))
+        return outcome
+
+    def _work(self, work: Callable[[], Any], outcome: "asyncio.Future[Any]") -> None:
+        finish: Action
+        try:
+            finish = partial(outcome.set_result, work())
+        except Exception as error:
+            finish = partial(outcome.set_exception, error)
+        delay_ms = self._host.schedule.below(_THREAD_MS)
+        self._host.later(delay_ms, partial(_unless_done, outcome, finish))
 
     def run(self, action: Action) -> None:
         """Runs an action as the running loop, then callbacks until none is left."""
@@ -296,6 +316,11 @@ class Process:
         """Ends the steps where they are; their `finally` blocks run."""
         self.is_over = True
         self._steps.close()
+
+
+def _unless_done(outcome: "asyncio.Future[Any]", finish: Action) -> None:
+    if not outcome.done():
+        finish()
 
 
 def _unless_cancelled(timer: Timer) -> None:

@@ -43,6 +43,7 @@ from penstock.core.events import (
 )
 from penstock.core.shard import ShardState
 from penstock.journal.codec import decode
+from penstock.journal.entry import StoredEntry
 from penstock.journal.restore import Recovery
 from penstock.service import QueueSettings
 from penstock.testing.simulation.lineage import (
@@ -67,6 +68,9 @@ class ShardTruth:
         self.shard = shard
         self.lives: dict[int, Life] = {}
         self.queues: dict[int, TrueQueue] = {}
+        # All entries of the stream, and at which position of it each slot begins.
+        self.entries: list[StoredEntry] = []
+        self.positions: list[int] = []
         # When each term was opened, in the order of the slots; void ones are not here.
         self.opened_ms: list[tuple[int, int]] = []
         self._schedule = schedule
@@ -95,6 +99,7 @@ class ShardTruth:
         is_void = extent.term < chain.term
         kind = "opens" if extent.opens_term else "void" if is_void else "kept"
         self._schedule.note("slot", self.shard, slot, f"term {extent.term}", kind, len(packed))
+        self.positions.append(chain.position)
         try:
             _, entries = chain.take(slot, packed)
         except BrokenChain as error:
@@ -102,10 +107,15 @@ class ShardTruth:
             return
         if extent.opens_term and not is_void:
             self.opened_ms.append((extent.term, self._schedule.now_ms))
+        self.entries += entries
         for entry in entries:
             for event, place in decode(entry.data, entry.data_offset):
                 self._check(event)
                 self._recovery.apply_if_new(event, place)
+
+    def position_of(self, slot: int) -> int:
+        """Where a slot begins in the stream; the end of the stream for the slot after the last."""
+        return self.positions[slot - 1] if slot <= len(self.positions) else self._chain.position
 
     def state(self) -> bytes:
         """The state after all slots, as bytes."""

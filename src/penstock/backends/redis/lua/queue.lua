@@ -88,7 +88,14 @@ local function open()
     'max_receives', 'in_flight_max')
   if not m[1] then return false end
   q.number, q.identity = m[1], m[1] .. ':' .. m[2]
-  q.next, q.bytes, q.last, q.offset, q.due = unpack_bytes(COUNTERS, m[3])
+  if m[3] then
+    q.next, q.bytes, q.last, q.offset, q.due = unpack_bytes(COUNTERS, m[3])
+  else
+    -- Stored by an earlier version, which had a field for each; the end of a script packs them.
+    local old = call('HMGET', META, 'next', 'bytes', 'last', 'offset', 'due')
+    q.next, q.bytes, q.last = tonumber(old[1]), tonumber(old[2]), tonumber(old[3])
+    q.offset, q.due = tonumber(old[4]), tonumber(old[5])
+  end
   q.retention_ms, q.fifo, q.dead_letter = tonumber(m[4]), m[5] == '1', m[6]
   q.max_receives, q.in_flight_max = tonumber(m[7]), tonumber(m[8])
   local raw = ARGV[1] == '' and redis_ms() or tonumber(ARGV[1])
