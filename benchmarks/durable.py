@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks import backlog
+from benchmarks.durable_beside import compare
 from benchmarks.harness import (
     Child,
     Target,
@@ -546,4 +547,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_benchmark(main)
+    run_benchmark(main, compare)

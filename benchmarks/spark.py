@@ -293,7 +293,7 @@ def tables_by_duckdb(path: str) -> float:
     from penstock.spark.derive import derive
     from penstock.spark.lake import Lake
 
-    distribute.FEW = sys.maxsize
+    distribute.LOCAL_MAX = sys.maxsize
     start_s = time.perf_counter()
     derive(lambda: None, Lake.open(path), rebuild=True)
     took_s = time.perf_counter() - start_s
@@ -308,7 +308,7 @@ def audit_by_spark(path: str, held: Mapping[str, int], expected: int) -> float:
     from penstock.spark.lake import Lake
 
     # Also the few parts of the small lake are to be judged by tasks of Spark.
-    distribute.FEW = 0
+    distribute.LOCAL_MAX = 0
     start_s = time.perf_counter()
     verdict = audit(lambda: _spark["session"], Lake.open(path), held, everything=True)
     took_s = time.perf_counter() - start_s
@@ -563,6 +563,14 @@ def targets(run: SparkFigures) -> list[Target]:
     ]
 
 
+def source_bound(source: Mapping[str, Sequence[float]]) -> float:
+    """Events a second if reading cost no more than Spark and the bare decode by themselves.
+
+    Spark by itself keeps all cores busy, the bare decode one of them.
+    """
+    return 1 / (1 / median(source["prebuilt"]) + 1 / (CORES * median(source["bare"])))
+
+
 def sink_bound(sink: Mapping[str, Sequence[float]]) -> float:
     """Rows a second if Spark and the daemon took no longer than each by itself.
 
@@ -591,6 +599,7 @@ def show(run: SparkFigures) -> None:
             row("source, six columns", run.source["narrow"]),
             row("bare decode, one core", run.source["bare"]),
             row("prebuilt into Spark", run.source["prebuilt"]),
+            row("upper bound of the source, from both", [source_bound(run.source)]),
             row("journal to lake", [events / run.lake["bronze_s"]]),
             row("lake to its tables", [events / run.lake["tables_s"]]),
             row("lake to its tables, DuckDB", [events / run.lake["duckdb_s"]]),

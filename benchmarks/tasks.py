@@ -359,7 +359,9 @@ def _runs(
         for peer in peers
     }
     bare = max(50, round(ENQUEUE * scale))
+    # What is the limit: our script without our client, and a round trip without our script.
     runs["penstock's bytes, bare socket"] = _run(bench.enqueue, peers[0], "enqueue_bare", bare)
+    runs["penstock's body, bare LPUSH"] = _run(bench.enqueue, peers[0], "enqueue_lpush", bare)
     many = max(50, round(MANY * scale))
     runs["penstock, push_many"] = _run(bench.enqueue, peers[0], "enqueue_many", many)
     return runs

@@ -151,6 +151,11 @@ class Broker:
             PAUSE.wait(0.02)
         return self
 
+    def control(self, *words):
+        """Runs `rabbitmqctl` for this node."""
+        command = [PROGRAM.parent / "rabbitmqctl", "-n", self.node, *words]
+        subprocess.run(command, env=self._environment, check=True, capture_output=True)
+
     def send(self, which):
         """Sends a signal to all its processes; SIGSTOP has taken effect when this returns."""
         os.killpg(self._process.pid, which)

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.task_apps.ledger import opened, redis_url
 from penstock.backends.redis.blocking import BlockingRedis
+from penstock.backends.redis.link import pack
 from penstock.service import Push
 from penstock.tasks import TaskApp
 
@@ -34,6 +35,7 @@ def arrive(number: int, due_ms: int) -> None:
     ledger.note_late_ms(number, max(0, time.time_ns() // 1_000_000 - due_ms))
 
 
+_BODY = b'{"task":"nothing","args":{"number":0}}'
 TASKS = {"nothing": nothing, "sleep_10ms": sleep_10ms}
 
 
@@ -51,8 +53,17 @@ def enqueue_bare(task: str, numbers: Sequence[int]) -> None:
     TASKS[task].push(0)
     queue = service._queues.known("tasks")
     assert queue is not None
-    command = service._packed_push(queue, Push("tasks", b'{"task":"nothing","args":{"number":0}}'))
+    command = service._packed_push(queue, Push("tasks", _BODY))
     assert command is not None
+    _send_again_and_again(command, numbers)
+
+
+def enqueue_lpush(task: str, numbers: Sequence[int]) -> None:
+    """The same with an LPUSH of the task's body: what the round trip takes."""
+    _send_again_and_again(pack(("LPUSH", "limit", _BODY)), numbers)
+
+
+def _send_again_and_again(command: bytes, numbers: Sequence[int]) -> None:
     address = urlsplit(redis_url())
     with socket.create_connection((address.hostname or "", address.port or 0)) as link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

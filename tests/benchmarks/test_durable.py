@@ -10,7 +10,7 @@ import pytest
 import penstock
 
 durable = pytest.importorskip("benchmarks.durable", reason="the source archive has no benchmarks")
-from benchmarks import backlog, harness, stores  # noqa: E402
+from benchmarks import backlog, durable_beside, harness, stores  # noqa: E402
 
 MOUNTS = """\
 /dev/vda / ext4 rw 0 0
@@ -123,3 +123,21 @@ def test_the_time_of_a_first_pull_includes_the_start_of_the_process(tmp_path):
         backlog.fill(queues, 5)
     found = backlog.first_pull(tmp_path / "store", 5)
     assert found["process_s"] > found["open_s"] + found["pull_s"] > 0
+
+
+@pytest.mark.parametrize("place", durable_beside.PLACES)
+def test_a_checkout_beside_another_does_its_work_in_its_own_process(tmp_path, place):
+    url = durable_beside.PLACES[place].format(path=tmp_path) + "durability=os"
+    load = durable_beside.LoadProcess(durable_beside.HERE, url, tmp_path)
+    try:
+        for each in durable_beside.LOADS:
+            assert load.run(each, 0.01) > 0
+        assert (tmp_path / "daemon" / "pid").exists() is (place == "daemon")
+        load.close_and_check()
+    finally:
+        load.end()
+
+
+def test_a_directory_without_penstock_is_no_checkout(tmp_path):
+    with pytest.raises(SystemExit, match="is not a checkout of Penstock"):
+        durable_beside.compare(tmp_path)

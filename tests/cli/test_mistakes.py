@@ -38,6 +38,7 @@ QUOTES = "put a text of several words in quotes"
         ("push orders x --dely 5", "unknown option --dely; did you mean --delay?", "push "),
         ("push orders hello world", f"world is one word too many; {QUOTES}", "push "),
         ("list --zz", "unknown option --zz", "list "),
+        ("daemon", "the action is missing: status, stop, run", "daemon "),
         ("daemon status --nowhere x", "unknown option --nowhere", "daemon status "),
     ],
 )

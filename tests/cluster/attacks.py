@@ -1,4 +1,7 @@
-"""Requests to the nodes of a cluster that could delay others, and the probe that measures them."""
+"""Requests to the nodes of a cluster that could delay others, and the probe that measures them.
+
+The suite runs a few of them with small figures, `make score` all.
+"""
 
 import asyncio
 import itertools
@@ -17,6 +20,7 @@ from penstock.service import (
 )
 from penstock.wire.frames.bodies import encode_command
 from tests.conftest import FULL
+from tests.measure import IN_SCORE
 from tests.server.probe import Probe
 from tests.server.sqs import test_crowds
 from tests.server.sqs.test_crowds import BULK, service_at
@@ -28,12 +32,12 @@ BESIDE = next(
     for name in (f"beside-{number}" for number in itertools.count())
     if first_shard(name, SHARDS) == first_shard("long", SHARDS)
 )
-QUEUES = 10_000 if FULL else 300
-MESSAGES = 200_000 if FULL else 20_000
+QUEUES = 10_000 if FULL else 300 if IN_SCORE else 30
+MESSAGES = 200_000 if FULL else 20_000 if IN_SCORE else 10_000
 # A probe waits for other programs, too; a request that is slow by itself is so in every round.
 ROUNDS = 4
 # More than nodes send in one message, and less than NATS delivers.
-MESSAGE_BYTES = 2_000_000
+MESSAGE_BYTES = 2_000_000 if IN_SCORE else 500_000
 
 
 class NodeCrowd:
@@ -133,3 +137,13 @@ MESSAGES_BETWEEN_NODES = {
     "no shard": ("grown.x", b""),
     "no owner": ("owned.\xc2\xb2", b"1"),
 }
+IN_SUITE = (
+    *("metrics", "sources", "a message of 1 MiB", "a pull of 10,000", "a batch of deletes"),
+    *("settings", "a queue in use", "empty items", "parts of a byte"),
+    *("a long word", "no number", "no owner"),
+)
+
+
+def chosen(cases):
+    """The names of the cases that are run."""
+    return [name for name in cases if IN_SCORE or name in IN_SUITE]

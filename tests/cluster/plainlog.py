@@ -59,10 +59,10 @@ class PlainLog:
     def _demote(self, request):
         self.demoted.append(request.shard)
 
-    def _look(self, request):
+    def _read_register(self, request):
         return self.registers.get(request.key)
 
-    def _look_all(self, request):
+    def _read_registers(self, request):
         return [self.registers[k] for k in sorted(self.registers) if k.startswith(request.prefix)]
 
     def _swap(self, request):
@@ -92,8 +92,8 @@ class PlainLog:
         log.Bounds: _bounds,
         log.PurgeSlots: _purge_slots,
         log.Demote: _demote,
-        log.ReadRegister: _look,
-        log.ReadRegisters: _look_all,
+        log.ReadRegister: _read_register,
+        log.ReadRegisters: _read_registers,
         log.Swap: _swap,
         log.PutChunk: _put_chunk,
         log.ReadChunk: _read_chunk,

@@ -135,7 +135,7 @@ def test_an_archive_recovers_from_a_failed_sync(tmp_path, monkeypatch):
     archive.close()
 
 
-def test_every_shard_of_a_cluster_is_archived_by_whoever_owns_it(on_cluster, tmp_path):
+def test_every_shard_of_a_cluster_is_archived_by_its_owner(on_cluster, tmp_path):
     archive = tmp_path / "archive"
 
     async def work(cluster):

@@ -16,7 +16,7 @@ import pytest
 from botocore.config import Config
 
 from penstock.errors import PenstockError
-from tests.cluster.attacks import COMMANDS, MESSAGES_BETWEEN_NODES, NodeCrowd
+from tests.cluster.attacks import COMMANDS, MESSAGES_BETWEEN_NODES, NodeCrowd, chosen
 from tests.measure import SLACK
 from tests.server.sqs.test_attacks import answer, post
 from tests.server.sqs.test_boto3 import (
@@ -179,7 +179,7 @@ def check_delay(crowd, request, record_property):
     assert took_ms <= PROCESSING_MS_MAX
 
 
-@pytest.mark.parametrize("case", REQUESTS)
+@pytest.mark.parametrize("case", chosen(REQUESTS))
 def test_no_request_to_an_endpoint_delays_others_at_any_node(crowd, case, record_property):
     """Row 20: an endpoint shares its event loop with the shards that its node owns."""
 
@@ -192,7 +192,7 @@ def test_no_request_to_an_endpoint_delays_others_at_any_node(crowd, case, record
     check_delay(crowd, request, record_property)
 
 
-@pytest.mark.parametrize("case", COMMANDS)
+@pytest.mark.parametrize("case", chosen(COMMANDS))
 def test_no_command_of_a_client_delays_others_at_any_node(crowd, case, record_property):
     """Row 20: at the owner of a shard, and at the standbys that read its log."""
 
@@ -203,7 +203,7 @@ def test_no_command_of_a_client_delays_others_at_any_node(crowd, case, record_pr
     check_delay(crowd, request, record_property)
 
 
-@pytest.mark.parametrize("case", MESSAGES_BETWEEN_NODES)
+@pytest.mark.parametrize("case", chosen(MESSAGES_BETWEEN_NODES))
 def test_no_message_between_nodes_delays_others_or_ends_a_node(crowd, case, record_property):
     """Row 20: the largest messages, and malformed ones."""
 

@@ -96,12 +96,12 @@ class Network:
     def join(self, one, two):
         ip("-n", self.name(one), "link", "set", self.device(one, two), "up")
 
-    def mute(self, one, two):
+    def cut_one_way(self, one, two):
         """Drops what one server sends to the other, but not the other direction."""
         name = self.name(one)
         ip("-n", name, "route", "add", "blackhole", f"{self.address(two, one)}/32")
 
-    def unmute(self, one, two):
+    def allow_both_ways(self, one, two):
         ip("-n", self.name(one), "route", "del", "blackhole", f"{self.address(two, one)}/32")
 
 
@@ -177,7 +177,7 @@ async def disturb(spread, kind, number, ledgers):
     others = [each for each in SERVERS if each != number]
     change, back = {
         "majority": (network.cut, network.join),
-        "one-way": (network.mute, network.unmute),
+        "one-way": (network.cut_one_way, network.allow_both_ways),
         "bridge": (network.cut, network.join),
     }[kind]
     cut = others[:1] if kind == "bridge" else others

@@ -288,7 +288,7 @@ def test_a_push_without_a_valid_key_has_no_place():
         "[1, 2, [3], 4, 5]" + "]",
     ],
 )
-def test_a_note_that_nobody_has_written_is_none(text):
+def test_a_text_that_is_not_a_valid_note_gives_no_spread(text):
     """A client may set annotations to anything."""
     assert spread_of(QueueSettings(annotations={NOTE: text})) == Spread()
     engine = Engine(clock=ManualClock())

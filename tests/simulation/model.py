@@ -141,9 +141,9 @@ class Model:
         if self._too_old(queue, item):
             self._end(queue, item)
             return True
-        return self._bury(queue, item)
+        return self._dead_letter(queue, item)
 
-    def _bury(self, queue: Queue, item: Item) -> bool:
+    def _dead_letter(self, queue: Queue, item: Item) -> bool:
         """Moves a message that had its chances to the dead-letter queue, if there is one."""
         settings = queue.settings
         if settings.max_receives is None or item.receives < settings.max_receives:
@@ -289,7 +289,7 @@ class Model:
             if item is None:
                 break
             mine.append(item.group or "")
-            if self._bury(queue, item):
+            if self._dead_letter(queue, item):
                 continue
             item.state, item.due_at_ms = "in_flight", self.now_ms + visibility_ms
             item.epoch += 1

@@ -63,7 +63,7 @@ def lives(script, shard):
 
 
 def the_source_crashes_before_the_departure_ends(script):
-    """The push to the dead-letter queue is kept, and the owner that sent it is not told."""
+    """The push to the dead-letter queue is kept, and the owner that sent it gets no answer."""
     make_dead_letter(script, b"once")
     script.until(lambda: lives(script, 1))
     script.node.stop()

@@ -1,6 +1,7 @@
 """Whatever a journal says, plain lives set apart change nothing in what the checks find."""
 
 import random
+import re
 
 import pytest
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 from penstock.spark import checks, judge
 from penstock.spark.blocks import INDEX_BITS
 from penstock.spark.duck import DuckConnection
-from penstock.spark.queries import documented_columns, load_query
+from penstock.spark.queries import DIRECTORY, load_query
 from penstock.spark.tables import FOLDS, IRREGULAR_EVENTS
 
 T = 1_700_000_000_000
@@ -21,6 +22,7 @@ TYPES = {
 }  # fmt: skip
 COLUMNS = {name: TYPES[kind] for name, kind in map(str.split, checks.SCHEMA.split(", "))}
 QUEUES = {1: '{"max_receives": 2, "dead_letter": "q2"}', 2: "{}", 3: '{"fifo": true}'}
+COLUMN_LINE = re.compile(r"--   (?=\w)(\w+(?:, \w+)*),?(?:  |$)")
 ENDS = ("Deleted", "Released", "ClaimExpired", "Lost", "Expired", "Moved", "Extended")
 
 
@@ -117,6 +119,13 @@ def test_messages_with_plain_lives_pass_every_check(monkeypatch, seed):
 
     monkeypatch.setattr(judge, "load_query", none_is_plain)
     assert found_in(events) == (findings, total, stores)
+
+
+def documented_columns(name):
+    """The columns that the head of a query's file describes, in order."""
+    lines = (DIRECTORY / f"{name}.sql").read_text().splitlines()
+    found = [match[1] for line in lines if (match := COLUMN_LINE.match(line))]
+    return ", ".join(found).split(", ") if found else []
 
 
 def test_the_comment_of_every_step_names_its_columns_in_order():

@@ -10,6 +10,7 @@ import pytest
 from penstock import InvalidField, ManualClock
 from penstock.service import Stats
 from penstock.tasks import Backoff, TaskApp, TaskError
+from penstock.tasks.arguments import Arguments
 from penstock.tasks.options import TaskOptions, read_rate
 
 
@@ -90,6 +91,26 @@ def test_wrong_arguments_are_refused_by_name_and_nothing_is_pushed(app, args, kw
     with pytest.raises(TaskError, match=complaint):
         add.prepare(*args, **kwargs).push()
     assert waiting(app) == 1
+
+
+@pytest.mark.parametrize("kind", [int, str, bool, float, int | None, list[int]])
+def test_arguments_in_order_are_checked_as_those_by_name_are(kind):
+    def function(first, second): ...
+
+    function.__annotations__.update(first=kind, second=int)
+    arguments = Arguments("task", function)
+
+    def outcome(args, kwargs):
+        try:
+            return arguments.encode(args, kwargs)
+        except TaskError as error:
+            return str(error)
+
+    values = [0, -1, 2**63, 2**64 - 1, 2**64, -(2**64), True, "", "é", "\ud800", 1.5, float("nan")]
+    for value in [*values, None, b"x", [1], ["x"], object(), Colour.RED]:
+        for pair in ((value, 1), (1, value)):
+            by_name = dict(zip(("first", "second"), pair, strict=True))
+            assert outcome(pair, {}) == outcome((), by_name), pair
 
 
 def test_if_one_of_many_calls_is_wrong_all_are_refused_and_the_error_names_it(app):

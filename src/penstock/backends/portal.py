@@ -42,8 +42,9 @@ class Portal:
         """Opens the service in a loop of its own. Raises what opening it raises."""
         self._loop = asyncio.new_event_loop()
         self._waiting: deque[_Request] = deque()
-        self._is_forked = False
         self._closed = False
+        # Whether every command would be refused: closed, or in a forked child.
+        self.is_unusable = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="penstock-portal", daemon=True)
         self._thread.start()
@@ -59,7 +60,7 @@ class Portal:
 
     def start_over(self) -> None:
         """In a forked child: refuses every command, because the loop runs in the parent."""
-        self._is_forked = True
+        self.is_unusable = True
 
     def execute(self, command: Command[R]) -> R:
         """Executes the command."""
@@ -72,13 +73,8 @@ class Portal:
         try:
             self._call(self._service.close())
         finally:
-            self._closed = True
+            self._closed = self.is_unusable = True
             self._end_loop()
-
-    @property
-    def is_unusable(self) -> bool:
-        """Whether every command would be refused: closed, or in a forked child."""
-        return self._closed or self._is_forked
 
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         if self.is_unusable:

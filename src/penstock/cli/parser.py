@@ -6,18 +6,22 @@ when the command is used, so a slow import does not delay the other commands.
 """
 
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import (
+    SUPPRESS,
+    Action,
+    ArgumentParser,
+    Namespace,
+    RawDescriptionHelpFormatter,
+    _SubParsersAction,
+)
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
+from typing import Any, Final, NoReturn, Protocol, cast
 
 from penstock import __version__
 from penstock.cli.mistakes import describe_surplus, find_mistake
 from penstock.cli.session import Session, UsageError
 from penstock.settings import URL_VARIABLE
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
 
 COMMANDS: Final = {
     "serve": "run an Amazon SQS endpoint on this machine",
@@ -87,6 +91,12 @@ class _Formatter(RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
 
+    def add_argument(self, action: Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, _SubParsersAction):
+            # argparse does not count that commands are indented: the longest would be wrapped.
+            self._action_max_length += self._indent_increment
+
 
 class Parser(ArgumentParser):
     """A parser that raises UsageError and imports its command's module on first use."""
@@ -94,6 +104,7 @@ class Parser(ArgumentParser):
     def __init__(self, *, command: str | None = None, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
         self._unloaded_command = command
+        self._actions_of_command: _SubParsersAction[Any] | None = None
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
@@ -107,7 +118,13 @@ class Parser(ArgumentParser):
             self.error(describe_surplus(surplus, self.format_help()))
         return found, surplus
 
+    def add_subparsers(self, **options: Any) -> "_SubParsersAction[Any]":
+        self._actions_of_command = super().add_subparsers(**options)
+        return self._actions_of_command
+
     def error(self, message: str) -> NoReturn:
+        if self._actions_of_command is not None and message.endswith(": ACTION"):
+            message = f"the action is missing: {', '.join(self._actions_of_command.choices)}"
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 

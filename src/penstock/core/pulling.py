@@ -10,6 +10,7 @@ unclaimed, and the pull ends: with the messages claimed before it, or by raising
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.delivery import Delivery, size_bytes
@@ -185,14 +186,14 @@ def _take(
     """Claims messages one by one until there are `limit` claims, or no message is left."""
     order = queue.order
     max_receives = queue.settings.max_receives
+    take: Callable[[int], Delivery | None] = order.take
     priority_age_ms = queue.settings.priority_age_ms
+    if priority_age_ms is not None and not isinstance(order, FifoOrder):
+        take = partial(order.take_by_age, now_ms - priority_age_ms)
     room_bytes = None if command.limit == 1 else command.bytes_max
     order.begin_pull()
     while len(claims) < limit and len(events) < limit + SKIPPED_MAX:
-        if priority_age_ms is None or isinstance(order, FifoOrder):
-            delivery = order.take(queue.in_flight)
-        else:
-            delivery = order.take_by_age(queue.in_flight, now_ms - priority_age_ms)
+        delivery = take(queue.in_flight)
         if delivery is None:
             break
         if checks_age and queue.is_expired(delivery, now_ms):

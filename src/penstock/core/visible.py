@@ -172,8 +172,23 @@ class Level:
         else:
             line.fresh.append(delivery)
 
-    def next_line(self, in_flight: int) -> Line:
-        """The line with the next message, if there is any: quiet groups before noisy ones."""
+    def first(self, in_flight: int) -> Delivery | None:
+        """The next message, which stays where it is."""
+        return (self._next_group(in_flight) or self.line).first()
+
+    def take(self, in_flight: int) -> Delivery | None:
+        """Takes out the next message."""
+        chosen = self._next_group(in_flight)
+        if chosen is None:
+            return self.line.take()
+        delivery = chosen.take()
+        following = chosen.first()
+        if following is not None:
+            self.ready.enlist(following.group or "", chosen, following)
+        return delivery
+
+    def _next_group(self, in_flight: int) -> Line | None:
+        """The group with the next message, quiet before noisy; None if it is one without group."""
         plain = self.line.first()
         noisy: list[tuple[int, str]] = []
         chosen: Line | None = None
@@ -190,17 +205,7 @@ class Level:
             heappush(self.ready, entry)
         if chosen is None and plain is None and noisy:
             chosen = self.groups[noisy[0][1]]
-        return chosen or self.line
-
-    def take(self, in_flight: int) -> Delivery | None:
-        """Takes out the next message."""
-        line = self.next_line(in_flight)
-        delivery = line.take()
-        if line is not self.line:
-            following = line.first()
-            if following is not None:
-                self.ready.enlist(following.group or "", line, following)
-        return delivery
+        return chosen
 
     def count_in_flight(self, group: str, change: int) -> None:
         """Counts how many messages of a group are in flight."""
@@ -269,7 +274,7 @@ class StandardOrder:
                 return delivery
         return None
 
-    def take_by_age(self, in_flight: int, aged_at_ms: int) -> Delivery | None:
+    def take_by_age(self, aged_at_ms: int, in_flight: int) -> Delivery | None:
         """Takes out the next message if those that arrived by `aged_at_ms` are first.
 
         Ranks are in the order of arrival: if the lowest among the first messages of all priorities
@@ -277,7 +282,7 @@ class StandardOrder:
         """
         if self.is_by_arrival:
             return self.take(in_flight)
-        firsts = (level.next_line(in_flight).first() for level in self._levels)
+        firsts = (level.first(in_flight) for level in self._levels)
         oldest = min((each for each in firsts if each is not None), key=_rank, default=None)
         if oldest is None or arrived_at_ms(oldest) > aged_at_ms:
             return self.take(in_flight)

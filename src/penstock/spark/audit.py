@@ -1,6 +1,6 @@
 """The audit of a lake: judges the parts that changed since the last one, and keeps what it found.
 
-    folds, irregular_events ─▶ a task a part (`spark.judge`) ─▶ findings, balances, in parts
+    folds, irregular_events ─▶ tasks of some parts (`spark.judge`) ─▶ findings, balances, in parts
     balances, queue_events ─▶ findings about whole journals, in the part `stores`
 
 A part is judged again when its fold was made again or the settings known of its queues changed: the
@@ -28,10 +28,12 @@ from penstock.spark.judge import (
     JudgedPart,
     JudgeWork,
     PartFiles,
-    judge_part,
+    fold_of,
+    judge_parts,
     parts_of,
     parts_with_groups,
     parts_with_ids,
+    tasks_of,
 )
 from penstock.spark.lake import AddedFile, Lake, LakeBusy, locked, our_errors, scratch
 from penstock.spark.queries import load_query
@@ -203,7 +205,7 @@ class _Audit:
         changed = [
             part
             for part in self.parts
-            if before.get(part.part) != (_fold_of(part), contexts[part.part])
+            if before.get(part.part) != (fold_of(part), contexts[part.part])
         ]
         names = [part.part for part in changed] + self._lost_parts(contexts)
         made = self._distribute(changed, contexts, progress)
@@ -253,18 +255,21 @@ class _Audit:
         fifo = set(self._duck.fetch("SELECT DISTINCT store, shard FROM periods WHERE fifo"))
         work = [
             JudgeWork(
-                part,
-                parts_with_groups(part, self.parts, fifo),
-                parts_with_ids(part, self.parts),
+                own,
+                tuple(contexts[part.part] for part in own),
+                parts_with_groups(own, self.parts, fifo),
+                parts_with_ids(own, self.parts),
                 str(self._scratch),
                 str(self._lake.path),
-                _fold_of(part),
-                contexts[part.part],
-                () if is_sealed(part.part) else sealed.get(range_of(part.part), ()),
+                tuple(path for name in _ranges_of(own) for path in sealed.get(name, ())),
             )
-            for part in changed
+            for own in tasks_of(changed)
         ]
-        return distribute(self._open_spark, judge_part, work, JudgedPart, self._scratch, progress)
+        made = distribute(
+            self._open_spark, judge_parts, work, list[JudgedPart], self._scratch, progress,
+            size=len(changed),
+        )  # fmt: skip
+        return [part for parts in made for part in parts]
 
     def _view_events(self) -> None:
         """All events, for the passes that are seldom needed; of those dropped, what is kept."""
@@ -348,8 +353,9 @@ class _Audit:
         }
 
 
-def _fold_of(part: PartFiles) -> str:
-    return Path(part.folds).name
+def _ranges_of(own: Sequence[PartFiles]) -> list[str]:
+    """The names of the ranges of parts that are not sealed, each once."""
+    return sorted({range_of(each.part) for each in own if not is_sealed(each.part)})
 
 
 def _event_line(row: dict[str, Any]) -> str:

@@ -186,7 +186,7 @@ def blocks(scan: Scan, identity: bytes, start: Point, end: Point, path: str) -> 
         damage, at = _skip_damage(scan, at, end, path)
         size = CHUNK_BYTES
         if damage:
-            yield _damaged_rows(identity, at, damage)
+            yield _damaged_rows(identity, damage)
 
 
 def _whole_entries(data: bytes, entry: int) -> tuple[np.ndarray, np.ndarray]:
@@ -297,7 +297,7 @@ def _read(
         for bad in np.flatnonzero(~fits).tolist()
     ]
     if damage:
-        yield _damaged_rows(identity, at, damage)
+        yield _damaged_rows(identity, damage)
 
 
 def _sound(events: np.ndarray, ats: np.ndarray, ends: np.ndarray, owners: np.ndarray) -> np.ndarray:
@@ -317,7 +317,7 @@ def _sound(events: np.ndarray, ats: np.ndarray, ends: np.ndarray, owners: np.nda
     return np.asarray(sound & follows)
 
 
-def _damaged_rows(identity: bytes, at: Point, damage: list[tuple[Point, Quarantined]]) -> Block:
+def _damaged_rows(identity: bytes, damage: list[tuple[Point, Quarantined]]) -> Block:
     """Damage as rows: the entry expected there, the offset, how many bytes and why."""
     count = len(damage)
     events = np.zeros(count, EVENT)

@@ -178,11 +178,11 @@ def check_events(
         part = LakePart(store, shard, 0, 1 << 62)
         load_part(duck, part, events)
         for each in (FOLDS, IRREGULAR_EVENTS):
-            duck.table(each.name, f"SELECT *, true AS own FROM ({each.query})")
+            duck.table(each.name, f"SELECT *, 0 AS part_number FROM ({each.rows})")
         for name in ("periods", "emptyings"):
             of_shard = f"store = {quoted(store)} AND shard = {shard}"
             duck.table(name, f"SELECT * FROM all_{name} WHERE {of_shard}")
-        judged.append(judge(duck, part.name))
+        judged += judge(duck, [part.name])
     duck.table("periods", "SELECT * FROM all_periods")
     load_balances(duck, judged)
     load_engine(duck, engine)

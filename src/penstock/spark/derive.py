@@ -120,7 +120,7 @@ class _Run:
         with DuckConnection(len(os.sched_getaffinity(0))) as duck:
             self._append_queue_events(duck)
             # Made from what is known before the parts are; only `queues` itself needs the parts.
-            self._load(duck, PART_STATUS)
+            self._load(duck, PART_STATUS, named=True)
             duck.table("queues", QUEUES.query)
             queues = self.scratch / "queues.parquet"
             duck.write("SELECT * FROM queues", str(queues))
@@ -138,17 +138,18 @@ class _Run:
 
     def _stores(self) -> list[str]:
         """The journals that `events` holds, by the transactions of its commits."""
-        with DuckConnection() as duck:
-            return sorted(
-                {str(each.smallest["store"]) for each in self.files if "store" in each.smallest}
-                | {
-                    row[0]
-                    for each in self.files
-                    if each.smallest.get("store") != each.largest.get("store")
-                    or "store" not in each.smallest
-                    for row in duck.fetch(f"SELECT DISTINCT store FROM {read_files(each.path)}")
-                }
-            )
+        found = {str(each.smallest["store"]) for each in self.files if "store" in each.smallest}
+        mixed = [
+            each.path
+            for each in self.files
+            if each.smallest.get("store") != each.largest.get("store")
+            or "store" not in each.smallest
+        ]
+        if mixed:
+            with DuckConnection() as duck:
+                query = f"SELECT DISTINCT store FROM {read_files(*mixed)}"
+                found |= {row[0] for row in duck.fetch(query)}
+        return sorted(found)
 
     def _transactions(self) -> dict[str, int]:
         """The application transactions of a commit: what the table was made from."""
@@ -174,10 +175,15 @@ class _Run:
         """The files of a table as it is now, and its columns."""
         return [each.path for each in table_of(self.lake, derived).files()], derived.types
 
-    def _load(self, duck: DuckConnection, derived: Derived) -> None:
-        """Reads a table in parts: queries use it repeatedly, and opening its files takes long."""
-        duck.files("of_parts", *self._now(derived))
-        duck.table(derived.name, "SELECT * FROM of_parts")
+    def _load(self, duck: DuckConnection, derived: Derived, *, named: bool = False) -> None:
+        """Reads a table in parts: queries use it repeatedly, and opening its files takes long.
+
+        With `named`, each row has the path of its file as `filename`.
+        """
+        paths, types = self._now(derived)
+        duck.files("of_parts", [], types | {"filename": "varchar"})
+        source = read_files(*paths, named=named) if paths else "of_parts"
+        duck.table(derived.name, f"SELECT * FROM {source}")
 
     def _new_events(self, duck: DuckConnection, seen: Mapping[str, int]) -> str:
         """A view of the events behind these offsets; files without any are left out."""
@@ -268,7 +274,6 @@ class _Run:
         }
         if not files or not duck.fetch("SELECT 1 FROM new_changes LIMIT 1"):
             return []
-        duck.table("standing", f"SELECT * FROM {read_files(*files, named=True)}")
         duck.files("old_queues", *self._now(QUEUES))
         found = duck.fetch(f"""
             WITH renamed AS (
@@ -284,10 +289,10 @@ class _Run:
                 messages > 0 AND (store, shard, queue_number) IN (FROM purged) AS is_purged,
                 (store, shard, queue_number) IN (FROM renamed)
                   OR (unpushed > 0 AND (store, shard) IN (FROM dead)) AS is_whole
-              FROM standing)
+              FROM part_status)
             SELECT filename, bool_or(is_whole) FROM changed WHERE is_purged OR is_whole
             GROUP BY filename""")
-        return [(files[path], is_whole) for path, is_whole in found]
+        return [(files[path], is_whole) for path, is_whole in found if path in files]
 
     def _fold(self, ranges: dict[LakePart, bool] | None, queues: Path, progress: Progress) -> int:
         """Makes the parts of these ranges and commits them; how many parts that were."""
@@ -308,7 +313,8 @@ class _Run:
                 kept[part],
                 next_number(kept[part]),
             )
-            for part in sorted(chosen)
+            # The newest ranges have most of the new messages: the longest tasks come first.
+            for part in sorted(chosen, key=lambda part: (-part.nth, part))
         ]
         found = distribute(
             self.open_spark, fold_part, work, list[FoldedPart], self.scratch, progress

@@ -43,14 +43,15 @@ def distribute(
     progress: Progress = no_progress,
     *,
     local_max: int | None = None,
+    size: int | None = None,
 ) -> list[R]:
     """What the function returns for each piece of work and a number of threads, in any order.
 
     Results are of the type `result` and travel as msgpack. `scratch` is a directory that every
     executor sees; what tasks leave there to show progress is removed. Up to `local_max` pieces are
-    done in this process.
+    done in this process; `size` is the number to be compared if pieces hold several parts each.
     """
-    if len(work) <= (LOCAL_MAX if local_max is None else local_max):
+    if (len(work) if size is None else size) <= (LOCAL_MAX if local_max is None else local_max):
         return _run_here(function, work, progress)
     spark = open_spark()
     scratch.mkdir(parents=True, exist_ok=True)

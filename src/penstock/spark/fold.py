@@ -29,6 +29,8 @@ from penstock.spark.tables import FOLDS, PART_TABLES
 PART_MESSAGES: Final = 1 << 16
 # Ended messages become a closed part if they are at least one in so many of the range's numbers.
 _CLOSED_SHARE: Final = 4
+# The condition that the message of a row in `folds` has ended.
+_ENDED: Final = f"until < {NO_LIMIT}"
 # A hash that is the same in every version of every engine, as a number that Delta has.
 _HASHED: Final = 'CAST(md5_number_lower("{0}") >> 1 AS bigint) AS {1}'
 _COLUMNS: Final = (
@@ -148,28 +150,41 @@ def fold_part(work: FoldWork, threads: int) -> list[FoldedPart]:
             f"SELECT * FROM {read_files(work.queues)} "
             f"WHERE store = {quoted(work.part.store)} AND shard = {work.part.shard}",
         )
-        duck.table("ended", f"SELECT message FROM ({FOLDS.query}) WHERE until < {NO_LIMIT}")
-        [(ended,)] = duck.fetch("SELECT count(*) FROM ended")
+        # Made once, for both parts of a range and for all tables that read it.
+        duck.table("range_folds", FOLDS.rows)
+        [(ended,)] = duck.fetch(f"SELECT count(*) FROM range_folds WHERE {_ENDED}")
         if work.part.seal or ended * _CLOSED_SHARE < work.part.messages:
-            return [_write_part(duck, work, work.part)]
-        duck.run("ALTER TABLE events RENAME TO range_events")
+            return [_write_part(duck, work, work.part, "true")]
+        # The events of few messages are copied, and deleted from the table of all.
+        left = f"SELECT message FROM range_folds WHERE NOT {_ENDED}"
+        duck.table("left_events", f"SELECT * FROM events WHERE message IN ({left})")
+        duck.run(f"DELETE FROM events WHERE message IN ({left})")
         closed = replace(work.part, closed=work.next_closed)
-        made = []
-        for part, join in ((closed, "SEMI JOIN"), (work.part, "ANTI JOIN")):
-            duck.table("events", f"SELECT * FROM range_events {join} ended USING (message)")
-            if duck.fetch("SELECT 1 FROM events LIMIT 1"):
-                made.append(_write_part(duck, work, part))
+        made = [_write_part(duck, work, closed, _ENDED)]
+        if duck.fetch("SELECT 1 FROM left_events LIMIT 1"):
+            duck.run("DROP TABLE events")
+            duck.run("ALTER TABLE left_events RENAME TO events")
+            made.append(_write_part(duck, work, work.part, f"NOT {_ENDED}"))
         return made
 
 
-def _write_part(duck: DuckConnection, work: FoldWork, part: LakePart) -> FoldedPart:
-    """Writes the file of each table in parts, from the tables `events`, `part` and `queues`."""
+def _write_part(duck: DuckConnection, work: FoldWork, part: LakePart, condition: str) -> FoldedPart:
+    """Writes the file of each table in parts, from the tables `events`, `part` and `queues`.
+
+    The condition is on rows of `range_folds`: whether they are of this part.
+    """
     added = {}
     for each in PART_TABLES:
         table = Table(Path(work.lake, each.name), each.schema, in_parts=True)
         path = table.new_file(part.name)
-        duck.write(each.query, str(path), SMALL_GROUP_ROWS if each.order else GROUP_ROWS)
-        # Those after it read the file: making a table in memory costs as much as writing it.
-        duck.files(each.name, [str(path)], each.types)
+        query = each.rows
+        if each is FOLDS:
+            query = f"SELECT * FROM range_folds WHERE {condition}"
+            duck.view(each.name, query)
+        group_rows = SMALL_GROUP_ROWS if each.order else GROUP_ROWS
+        duck.write(each.ordered(query), str(path), group_rows)
+        if each is not FOLDS:
+            # Those after it read the file: making a table in memory costs as much as writing it.
+            duck.files(each.name, [str(path)], each.types)
         added[each.name] = AddedFile.of(table.path, path)
     return FoldedPart(part, added)

@@ -1,10 +1,11 @@
-"""The work of one task of an audit: every check that looks at messages, for one part.
+"""The work of one task of an audit: every check that looks at messages, for some parts of a shard.
 
 Most messages have a plain life: pushed, claimed once, deleted, all in one queue and one term. Their
 row in `folds` shows this, and has all that the checks need of them. The events of all others
 (`life_events`) go through one window pass (`states`), which gives a message's state before each
 event. Two checks look across messages: a dedup id may have been used, and a group may have earlier
-messages, in other parts. A task reads the rows that it needs of those parts too.
+messages, in other parts. A task reads the rows that it needs of those parts too, once for all of
+its own: parts that lie near each other are judged together.
 
     folds, periods ─▶ messages ─▶ life_events ─▶ states ─▶ message_findings
     messages, life_events ─▶ dedup_findings, fifo_events ─▶ order_findings
@@ -40,6 +41,10 @@ _OTHER_COLUMNS: Final = (
     "message, queue, pushed, claimed, deleted, pushed_ms, claimed_ms, group_hash, dedup_hash, "
     "regular"
 )
+_OWN_COLUMNS: Final = f"{_OTHER_COLUMNS}, term, events, expires_at_ms, deadline_ms, deleted_ms"
+# How many rows the parts of one task have at most, unless it is one part: they fit in the memory of
+# a task, and a lake of a million events still has work for several cores.
+TASK_ROWS: Final = 1 << 19
 _FINDINGS: Final = ("message_findings", "dedup_findings", "order_findings")
 
 # Check, message, queue, sequence, at_ms, detail.
@@ -60,6 +65,7 @@ class PartFiles:
     first_sequence: int
     last_sequence: int
     until: int
+    rows: int
     first_pushed_ms: int | None
     pushed_ms: int | None
     has_dedup_ids: bool
@@ -67,20 +73,20 @@ class PartFiles:
 
 @dataclass(frozen=True)
 class JudgeWork:
-    """All that a task needs: the part, others whose rows its checks look at, and the periods.
+    """All that a task needs: its parts, others whose rows its checks look at, and the periods.
 
-    `with_groups` are parts with messages for which those of this part may have to wait, `with_ids`
-    parts with dedup ids that this part may use again. `sealed` are the files of `folds` of the
-    sealed parts of the same range: their messages ended.
+    The parts are of one shard, and no message is in two of them; `contexts` has one for each.
+    `with_groups` are parts with messages for which those of these parts may have to wait,
+    `with_ids` parts with dedup ids that these parts may use again. `sealed` are the files of
+    `folds` of the sealed parts of the same ranges: their messages ended.
     """
 
-    own: PartFiles
+    own: tuple[PartFiles, ...]
+    contexts: tuple[str, ...]
     with_groups: tuple[PartFiles, ...]
     with_ids: tuple[PartFiles, ...]
     periods: str
     lake: str
-    fold: str
-    context: str
     sealed: tuple[str, ...] = ()
 
 
@@ -104,22 +110,24 @@ class PartVerdict:
 
 def parts_of(folds: Sequence[TableFile], irregular: Sequence[TableFile]) -> list[PartFiles]:
     """The parts of these tables, each of which is one file."""
-    others = {each.part: each.path for each in irregular}
+    others = {each.part: each for each in irregular}
     found = []
     for each in folds:
         assert each.part is not None
         store, shard, _ = each.part.rsplit("-", 2)
         low, high = each.smallest, each.largest
+        events = others.get(each.part)
         found.append(
             PartFiles(
                 each.part,
                 store,
                 int(shard),
                 each.path,
-                others.get(each.part),
+                None if events is None else events.path,
                 low["first_sequence"],
                 high["last_sequence"],
                 high["until"],
+                each.rows + (0 if events is None else events.rows),
                 low.get("first_pushed_ms"),
                 high.get("pushed_ms"),
                 "dedup_hash" in low,
@@ -128,117 +136,179 @@ def parts_of(folds: Sequence[TableFile], irregular: Sequence[TableFile]) -> list
     return found
 
 
+def fold_of(part: PartFiles) -> str:
+    """The name of the file that a verdict on this part is about."""
+    return Path(part.folds).name
+
+
+def tasks_of(parts: Sequence[PartFiles]) -> list[tuple[PartFiles, ...]]:
+    """Divides parts among tasks: those of a shard that lie near each other are judged together.
+
+    A message that has events after it was sealed is in two parts of its range. Of parts with the
+    same number of a seal, or none, no two have a message in common.
+    """
+    found: list[list[PartFiles]] = []
+    last, rows = None, 0
+    for kind, part in sorted(((_kind(each), each) for each in parts), key=_place):
+        if kind != last or rows + part.rows > TASK_ROWS:
+            found.append([])
+            last, rows = kind, 0
+        found[-1].append(part)
+        rows += part.rows
+    return [tuple(each) for each in found]
+
+
+def _kind(part: PartFiles) -> tuple[str, int, str]:
+    """The store, the shard, and the number of the seal, empty if the part is not sealed."""
+    return part.store, part.shard, part.part.partition(".")[2]
+
+
+def _place(found: tuple[tuple[str, int, str], PartFiles]) -> tuple[Any, ...]:
+    kind, part = found
+    return *kind, part.first_sequence, part.part
+
+
 def parts_with_groups(
-    own: PartFiles, parts: Sequence[PartFiles], fifo_shards: set[tuple[str, int]]
+    own: Sequence[PartFiles], parts: Sequence[PartFiles], fifo_shards: set[tuple[str, int]]
 ) -> tuple[PartFiles, ...]:
-    """Other parts with messages that may precede messages of this one in a group."""
-    if (own.store, own.shard) not in fifo_shards:
+    """Other parts with messages that may precede messages of these in a group."""
+    if (own[0].store, own[0].shard) not in fifo_shards:
         return ()
-    return tuple(each for each in _earlier(own, parts) if each.until >= own.first_sequence)
+    first = min(each.first_sequence for each in own)
+    return tuple(each for each in _earlier(own, parts) if each.until >= first)
 
 
-def parts_with_ids(own: PartFiles, parts: Sequence[PartFiles]) -> tuple[PartFiles, ...]:
-    """Other parts with dedup ids whose windows may include pushes of this one."""
-    return tuple(each for each in _earlier(own, parts) if _may_share_ids(own, each))
+def parts_with_ids(own: Sequence[PartFiles], parts: Sequence[PartFiles]) -> tuple[PartFiles, ...]:
+    """Other parts with dedup ids whose windows may include pushes of these."""
+    first_ms = min(
+        (each.first_pushed_ms for each in own
+         if each.has_dedup_ids and each.first_pushed_ms is not None), default=None
+    )  # fmt: skip
+    if first_ms is None:
+        return ()
+    return tuple(
+        each
+        for each in _earlier(own, parts)
+        if each.has_dedup_ids
+        and each.pushed_ms is not None
+        and each.pushed_ms > first_ms - DEDUP_WINDOW_MS
+    )
 
 
-def _earlier(own: PartFiles, parts: Sequence[PartFiles]) -> Iterator[PartFiles]:
-    """The other parts of the shard with events before the last one of this part."""
+def _earlier(own: Sequence[PartFiles], parts: Sequence[PartFiles]) -> Iterator[PartFiles]:
+    """The other parts of the shard with events before the last one of these."""
+    shard = own[0].store, own[0].shard
+    names = {each.part for each in own}
+    last = max(each.last_sequence for each in own)
     for each in parts:
-        is_other = (each.store, each.shard) == (own.store, own.shard) and each.part != own.part
-        if is_other and each.first_sequence <= own.last_sequence:
+        is_other = (each.store, each.shard) == shard and each.part not in names
+        if is_other and each.first_sequence <= last:
             yield each
 
 
-def _may_share_ids(own: PartFiles, other: PartFiles) -> bool:
-    """Whether a push there may be within the dedup window of one here."""
-    if not (own.has_dedup_ids and other.has_dedup_ids):
-        return False
-    if own.first_pushed_ms is None or other.pushed_ms is None:
-        return False
-    return other.pushed_ms > own.first_pushed_ms - DEDUP_WINDOW_MS
-
-
-def judge_part(work: JudgeWork, threads: int) -> JudgedPart:
-    """Makes the checks of one part."""
-    own = work.own
+def judge_parts(work: JudgeWork, threads: int) -> list[JudgedPart]:
+    """Makes the checks of these parts."""
     with DuckConnection(threads) as duck:
         _load(duck, work)
-        verdict = judge(duck, own.part)
-        balances = [
-            (own.store, own.shard, *row, work.fold, work.context) for row in verdict.balances
-        ]
-        findings = [(row[0], own.store, own.shard, *row[1:]) for row in verdict.findings]
-        return JudgedPart(
-            own.part,
-            _write(duck, work, BALANCES, balances),
-            _write(duck, work, FINDINGS, findings) if findings else None,
-        )
+        verdicts = judge(duck, [each.part for each in work.own])
+        made = []
+        for own, context, verdict in zip(work.own, work.contexts, verdicts, strict=True):
+            shard = own.store, own.shard
+            balances = [(*shard, *row, fold_of(own), context) for row in verdict.balances]
+            findings = [(row[0], *shard, *row[1:]) for row in verdict.findings]
+            made.append(
+                JudgedPart(
+                    own.part,
+                    _write(duck, work, own, BALANCES, balances),
+                    _write(duck, work, own, FINDINGS, findings) if findings else None,
+                )
+            )
+        return made
 
 
 def _write(
-    duck: DuckConnection, work: JudgeWork, derived: Derived, rows: Sequence[Sequence[Any]]
+    duck: DuckConnection,
+    work: JudgeWork,
+    own: PartFiles,
+    derived: Derived,
+    rows: Sequence[Sequence[Any]],
 ) -> AddedFile:
     table = Table(Path(work.lake, derived.name), derived.schema, in_parts=True)
-    path = table.new_file(work.own.part)
+    path = table.new_file(own.part)
     duck.arrow("written", arrow_rows(derived.schema, rows))
     duck.write("SELECT * FROM written", str(path))
     return AddedFile.of(table.path, path)
 
 
-def judge(duck: DuckConnection, part: str) -> PartVerdict:
-    """Makes the checks over `folds`, `irregular_events`, `periods` and `emptyings`."""
+def judge(duck: DuckConnection, parts: Sequence[str]) -> list[PartVerdict]:
+    """Makes the checks over `folds`, `irregular_events`, `periods` and `emptyings`.
+
+    `part_number` in them is a place among `parts`, or null: such rows are of other parts.
+    """
     for name in STEPS:
         make = duck.table if name in _KEPT else duck.view
         make(name, load_query(f"audit/{name}"))
-    findings: list[Any] = [
-        row
-        for name in _FINDINGS
-        for row in duck.fetch(
-            f'SELECT "check", message, queue, sequence, at_ms, detail FROM {name}'
-        )
-    ]
-    balances: list[Any] = duck.fetch(
-        "SELECT queue, emptied_before, term, CAST(events AS bigint), CAST(held AS bigint), "
-        "CAST(held_before AS bigint), first_entry, last_entry, CAST(entries AS bigint) "
-        "FROM part_balances"
-    )
-    return PartVerdict(part, findings, balances)
+    verdicts = [PartVerdict(part, [], []) for part in parts]
+    for name in _FINDINGS:
+        for number, *row in duck.fetch(
+            f'SELECT part_number, "check", message, queue, sequence, at_ms, detail FROM {name}'
+        ):
+            verdicts[number].findings.append(tuple(row))
+    for number, *row in duck.fetch(
+        "SELECT part_number, queue, emptied_before, term, CAST(events AS bigint), "
+        "CAST(held AS bigint), CAST(held_before AS bigint), first_entry, last_entry, "
+        "CAST(entries AS bigint) FROM part_balances"
+    ):
+        verdicts[number].balances.append(tuple(row))
+    return verdicts
 
 
 def _load(duck: DuckConnection, work: JudgeWork) -> None:
-    """Makes the tables that the steps read, of the part and of what it needs of others."""
-    own = work.own
-    of_shard = f"store = {quoted(own.store)} AND shard = {own.shard}"
+    """Makes the tables that the steps read, of the parts and of what they need of others."""
+    first = work.own[0]
+    of_shard = f"store = {quoted(first.store)} AND shard = {first.shard}"
     for name in ("periods", "emptyings"):
         path = f"{work.periods}/{name}.parquet"
         duck.table(name, f"SELECT * FROM {read_files(path)} WHERE {of_shard}")
-    duck.table("own_folds", f"SELECT *, true AS own FROM {read_files(own.folds)}")
-    _view_events(duck, "own_events", [own])
+    of_parts = [
+        f"SELECT {_OWN_COLUMNS}, {number} AS part_number FROM {read_files(part.folds)} "
+        "WHERE regular"
+        for number, part in enumerate(work.own)
+    ]
+    duck.table("own_folds", " UNION ALL ".join(of_parts))
+    of_parts = [
+        f"SELECT *, {number} AS part_number FROM {read_files(part.irregular)}"
+        for number, part in enumerate(work.own)
+        if part.irregular is not None
+    ]
+    duck.files("no_events", [], IRREGULAR_EVENTS.types)
+    empty = "SELECT *, CAST(NULL AS int) AS part_number FROM no_events"
+    # Files of sealed parts may be older than the column `until`, which is null then.
+    duck.view("own_events", " UNION ALL BY NAME ".join([empty, *of_parts]))
     duck.view("fifo_queues", "SELECT queue FROM periods WHERE fifo")
     _load_others(duck, work)
     duck.view("folds", "FROM own_folds UNION ALL BY NAME FROM other_folds")
-    duck.view(
-        "irregular_events",
-        "SELECT *, true AS own FROM own_events UNION ALL SELECT *, false FROM other_events",
-    )
+    duck.view("irregular_events", "FROM own_events UNION ALL BY NAME FROM other_events")
     duck.files("sealed_folds", work.sealed, FOLDS.types)
     load_ended(
-        duck, "SELECT message FROM sealed_folds WHERE message IN (SELECT message FROM folds)"
+        duck,
+        """
+        SELECT message FROM sealed_folds WHERE message IN (
+          SELECT message FROM folds UNION ALL SELECT message FROM irregular_events)
+        """,
     )
 
 
 def _load_others(duck: DuckConnection, work: JudgeWork) -> None:
-    """Makes `other_folds` and `other_events`, of messages with a group or a dedup id of this part.
+    """Makes `other_folds` and `other_events`, of messages with a group or dedup id of these parts.
 
     Of a regular life the row in `folds` is enough, of the others the events are.
     """
-    own = work.own
     duck.table(
         "own_groups",
         """
         SELECT coalesce(group_hash, 0) FROM own_folds
-        WHERE regular AND queue IN (SELECT * FROM fifo_queues)
+        WHERE queue IN (SELECT * FROM fifo_queues)
         UNION SELECT coalesce(group_hash, 0) FROM own_events
         WHERE kind = 'Pushed' AND queue IN (SELECT * FROM fifo_queues)
         """,
@@ -246,7 +316,7 @@ def _load_others(duck: DuckConnection, work: JudgeWork) -> None:
     duck.table(
         "own_ids",
         """
-        SELECT dedup_hash FROM own_folds WHERE regular AND dedup_hash IS NOT NULL
+        SELECT dedup_hash FROM own_folds WHERE dedup_hash IS NOT NULL
         UNION SELECT dedup_hash FROM own_events WHERE kind = 'Pushed' AND dedup_hash IS NOT NULL
         """,
     )
@@ -257,19 +327,20 @@ def _load_others(duck: DuckConnection, work: JudgeWork) -> None:
     _view_events(duck, "group_events", with_groups)
     _view_events(duck, "id_events", with_ids)
     # Row groups without such rows are skipped by their statistics.
-    waits = f"until >= {own.first_sequence}"
+    waits = f"until >= {min(each.first_sequence for each in work.own)}"
     of_group = (
         "queue IN (SELECT * FROM fifo_queues) "
         "AND coalesce(group_hash, 0) IN (SELECT * FROM own_groups)"
     )
     of_id = "dedup_hash IN (SELECT * FROM own_ids)"
-    lowest_ms = (own.first_pushed_ms or 0) - DEDUP_WINDOW_MS
+    pushed_ms = [each.first_pushed_ms for each in work.own if each.first_pushed_ms is not None]
+    lowest_ms = min(pushed_ms, default=0) - DEDUP_WINDOW_MS
     duck.table(
         "other_folds",
         f"""
-        SELECT {_OTHER_COLUMNS}, false AS own FROM group_folds
+        SELECT {_OTHER_COLUMNS} FROM group_folds
         WHERE {waits} AND regular AND {of_group}
-        UNION SELECT {_OTHER_COLUMNS}, false FROM id_folds
+        UNION SELECT {_OTHER_COLUMNS} FROM id_folds
         WHERE pushed_ms > {lowest_ms} AND regular AND {of_id}
         """,
     )

@@ -42,7 +42,7 @@ COMPACT_BYTES: Final = 128 << 20
 # The partition column of a table in parts; Delta's log has its values, the Parquet files do not.
 PART: Final = "part"
 # Opened tables, each with the name and the digest of the newest commit that it had then.
-_snapshots: Final[dict[Path, tuple[tuple[str, bytes], DeltaTable]]] = {}
+_snapshots: Final[dict[Path, "_Snapshot"]] = {}
 _SNAPSHOTS_MAX: Final = 64
 
 
@@ -171,14 +171,14 @@ class Table:
         """
         newest = self._newest_commit()
         held = _snapshots.get(self.path)
-        if held is not None and newest is not None and held[0] == newest:
-            return held[1]
+        if held is not None and newest is not None and held.newest == newest:
+            return held.delta
         opened = self._open()
         _snapshots.pop(self.path, None)
         if opened is not None and newest is not None:
             if len(_snapshots) >= _SNAPSHOTS_MAX:
                 _snapshots.clear()
-            _snapshots[self.path] = newest, opened
+            _snapshots[self.path] = _Snapshot(newest, opened)
         return opened
 
     def _newest_commit(self) -> tuple[str, bytes] | None:
@@ -265,6 +265,14 @@ class Table:
         delta = seen or self.delta()
         if delta is None:
             return []
+        held = _snapshots.get(self.path)
+        if held is None or held.delta is not delta:
+            return self._list_files(delta)
+        if held.files is None:
+            held.files = self._list_files(delta)
+        return list(held.files)
+
+    def _list_files(self, delta: DeltaTable) -> list["TableFile"]:
         rows = delta.get_add_actions(flatten=True)
         names = rows.schema.names
         # Not through `pa.table`, which imports pandas: half a second of a command that has no work.
@@ -375,6 +383,15 @@ class TableFile:
     rows: int
     smallest: dict[str, Any]
     largest: dict[str, Any]
+
+
+@dataclass
+class _Snapshot:
+    """A table as of one commit, and its files once they were asked for."""
+
+    newest: tuple[str, bytes]
+    delta: DeltaTable
+    files: list[TableFile] | None = None
 
 
 @dataclass(frozen=True)

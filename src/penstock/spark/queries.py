@@ -39,24 +39,13 @@ _CONSTANTS: Final = {
     "MESSAGE_ID": MESSAGE_ID,
     "NO_LIMIT": NO_LIMIT,
 }
-_DIRECTORY: Final = Path(__file__).with_name("sql")
+DIRECTORY: Final = Path(__file__).with_name("sql")
 _CONSTANT: Final = re.compile(r"\{([A-Z_]+)\}")
-_COLUMN_LINE: Final = re.compile(r"--   (?=\w)(\w+(?:, \w+)*),?(?:  |$)")
 
 
 @cache
 def load_query(name: str) -> str:
     """The query of this file, such as `audit/stores`, with its constants put in."""
-    lines = _lines(name)
+    lines = (DIRECTORY / f"{name}.sql").read_text().splitlines()
     query = "\n".join(line for line in lines if not line.startswith("--"))
     return _CONSTANT.sub(lambda match: str(_CONSTANTS[match[1]]), query)
-
-
-def documented_columns(name: str) -> list[str]:
-    """The columns that the head of this file describes, in order."""
-    found = [match[1] for line in _lines(name) if (match := _COLUMN_LINE.match(line))]
-    return ", ".join(found).split(", ") if found else []
-
-
-def _lines(name: str) -> list[str]:
-    return (_DIRECTORY / f"{name}.sql").read_text().splitlines()

@@ -32,11 +32,19 @@ class Derived:
 
     @property
     def query(self) -> str:
+        """The SQL of its rows in their order."""
+        return self.ordered(self.rows)
+
+    @property
+    def rows(self) -> str:
         """The SQL of its rows, every column of the type that the schema gives it."""
         columns = ", ".join(
             f'CAST("{name}" AS {kind}) AS "{name}"' for name, kind in self.types.items()
         )
-        query = f"SELECT {columns} FROM ({load_query(f'{self.directory}/{self.name}')})"
+        return f"SELECT {columns} FROM ({load_query(f'{self.directory}/{self.name}')})"
+
+    def ordered(self, query: str) -> str:
+        """A query of its rows, with their order."""
         return query if self.order is None else f"{query} ORDER BY {self.order}"
 
     @property

@@ -188,8 +188,10 @@ class TaskApp:
 
     def push(self, command: Push) -> PushReply:
         """Executes a push; the queue is created if it does not exist."""
+        # The property costs a call, and this is done for every task.
+        service = self._service or self.service
         try:
-            return self.service.execute(command)
+            return service.execute(command)
         except QueueNotFound:
             return run_steps(self.service, push_creating(command, TASK_QUEUE))
 

@@ -44,6 +44,9 @@ class Task(Generic[P, R]):
             if unknown:
                 raise TaskError(f"unique: {name!r} has no argument {unknown[0]!r}")
         self._start = body_start(name)
+        # For `_push`: fields of a struct cost more to read than attributes.
+        self._queue, self._priority = options.queue, options.priority
+        self._is_plain = options.ttl_ms is None and not options.unique
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls the function in this thread, as if it were no task."""
@@ -154,17 +157,14 @@ class Task(Generic[P, R]):
         )
 
     def _push(self, delay_ms: int | None, args: bytes) -> "PushedTask[R]":
-        options = self.options
-        command = Push(
-            options.queue,
-            self._start + args + b"}" if options.ttl_ms is None else self._body(args, delay_ms),
-            delay_ms,
-            options.priority,
-            self._ttl_ms(delay_ms),
-            self._dedup_id(args) if options.unique else None,
-            None,
-            trace_attributes(),
-        )
+        ttl_ms = dedup_id = None
+        if self._is_plain:
+            body = self._start + args + b"}"
+        else:
+            body, ttl_ms = self._body(args, delay_ms), self._ttl_ms(delay_ms)
+            dedup_id = self._dedup_id(args) if self.options.unique else None
+        queue, priority = self._queue, self._priority
+        command = Push(queue, body, delay_ms, priority, ttl_ms, dedup_id, None, trace_attributes())
         reply = self.app.push(command)
         return PushedTask(self, reply.id, reply.duplicate)
 

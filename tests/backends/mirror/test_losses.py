@@ -34,7 +34,7 @@ class LosesConnection:
 
     Every claim is over then. The command was `not done`, `done`, or, if it is a batch, `half done`:
     then its first items were answered and the rest have the error. With `kill` the one who asked
-    ends, instead of being told; claims live on, as at a service that keeps them.
+    ends, instead of getting an error; claims live on, as at a service that keeps them.
     """
 
     def __init__(self, service, at, how, kill=False):

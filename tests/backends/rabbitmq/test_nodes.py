@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.backends.rabbitmq.target import read_target
-from penstock.errors import BackendLost, InvalidField, PenstockError
+from penstock.errors import BackendLost, InvalidField, UnavailableError
 from penstock.url import read_url
 from tests.conftest import FULL
 from tests.ports import lasting_port
@@ -53,6 +53,8 @@ def nodes():
             first = brokers[0] if brokers else None
             brokers.append(Broker(directory / str(number), first))
             brokers[-1].start()
+        # A quorum queue has a member on each node that is known to run when it is declared.
+        brokers[0].control("await_online_nodes", "3")
         yield brokers
     finally:
         for broker in brokers[:0:-1]:
@@ -69,10 +71,10 @@ def url_of(nodes, first=0):
 
 
 def again(use):
-    """Repeats a call until a node answers, for up to TIMEOUT_S."""
+    """Repeats a call that fails for a while only, until a node answers, for up to TIMEOUT_S."""
     pause = threading.Event()
     for _ in range(TIMEOUT_S * 5):
-        with suppress(PenstockError):
+        with suppress(UnavailableError):
             return use()
         pause.wait(0.2)
     return use()

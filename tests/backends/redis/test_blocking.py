@@ -1,6 +1,8 @@
 """The direct connection of the blocking service, when the server or the caller stops."""
 
+import signal
 import threading
+import time
 
 import pytest
 import redis
@@ -8,7 +10,7 @@ import redis
 import penstock
 from penstock import BackendLost
 from penstock.backends.redis.address import read_target
-from penstock.backends.redis.blocking import BlockingRedis, DirectLink, NothingSent
+from penstock.backends.redis.blocking import FRESH_S, BlockingRedis, DirectLink, NothingSent
 from penstock.url import read_url
 from tests.backends.redis.servers import RedisServer, until
 
@@ -41,6 +43,14 @@ def connections(client):
     return [each for each in client.client_list() if each["name"] == "penstock"]
 
 
+def lose_connections(client):
+    """Closes the connections of Penstock; returns when none of them is used without a check."""
+    for each in connections(client):
+        client.client_kill_filter(_id=each["id"])
+    end_s = time.monotonic() + FRESH_S
+    until(lambda: time.monotonic() > end_s)
+
+
 def bodies(queues):
     return [message.body for message in queues.peek("orders", 1_000)]
 
@@ -61,8 +71,7 @@ def test_a_push_runs_in_the_callers_thread(queues, client):
 
 def test_a_push_succeeds_after_the_server_closed_the_connection(queues, client):
     queues.push("orders", b"one")
-    for each in connections(client):
-        client.client_kill_filter(_id=each["id"])
+    lose_connections(client)
     queues.push("orders", b"two")
     queues.push("orders", b"three")
     assert bodies(queues) == [b"one", b"two", b"three"]
@@ -126,18 +135,16 @@ def test_no_push_of_many_threads_is_lost(queues):
     assert len(set(bodies(queues))) == 400
 
 
-def test_the_reply_of_an_interrupted_push_is_not_taken_for_that_of_the_next(queues, monkeypatch):
+def test_the_reply_of_an_interrupted_push_is_not_taken_for_that_of_the_next(queues, server):
     queues.push("orders", b"one")
-    link = queues.service._link
-    receive = link._receive
-
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(link, "_receive", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        queues.push("orders", b"two")
-    monkeypatch.setattr(link, "_receive", receive)
+    interrupt = threading.Timer(
+        0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
+    )
+    with server.stalled():
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            queues.push("orders", b"two")
+        interrupt.join()
     pushed = queues.push("orders", b"three")
     assert {m.body: m.id for m in queues.peek("orders", 10)}[b"three"] == pushed
 
@@ -153,25 +160,21 @@ def test_a_command_that_may_have_taken_effect_is_not_repeated_by_the_portal(serv
             link.send("", [words]).send(None)
         return stop.value.value
 
-    def lose_connection():
-        for each in connections(client):
-            client.client_kill_filter(_id=each["id"])
-
     def refusal_of(*words):
         with pytest.raises((NothingSent, BackendLost)) as refused:
             link.send("", [words]).send(None)
         return refused.type
 
-    link.begin()
+    link.has_changed = False
     assert send("HMGET", "nowhere", "x") == [[None]]
-    lose_connection()
+    lose_connections(client)
     # So far the command has only read, so all of it may be repeated by the portal.
     assert refusal_of("EVALSHA", sha, 1, "count") is NothingSent
     assert refusal_of("EVALSHA", "0" * 40, 1, "count") is NothingSent
-    link.begin()
+    link.has_changed = False
     assert send("EVALSHA", sha, 1, "count") == [1]
-    lose_connection()
+    lose_connections(client)
     assert refusal_of("EVALSHA", sha, 1, "count") is BackendLost
-    link.begin()
+    link.has_changed = False
     assert send("EVALSHA", sha, 1, "count") == [2]
     link.forget()

@@ -1,6 +1,8 @@
 """The fast path of a push, for plain pushes only, has the same effect as the general one."""
 
 import random
+import re
+import struct
 import threading
 from typing import Any
 
@@ -8,7 +10,8 @@ import pytest
 import redis
 
 import penstock
-from penstock.backends.redis.layout import encode_plain, encode_push
+from penstock.backends.redis import scripts
+from penstock.backends.redis.layout import KEYS, encode_bare, encode_plain, encode_push
 from penstock.backends.redis.messages import check_push, plain_item
 from penstock.clock import ManualClock
 from penstock.errors import InvalidField, MessageTooLarge, QueueFull
@@ -55,9 +58,29 @@ def stored(client, queue):
             found[name] = client.hgetall(key)
         else:
             found[name] = client.zrange(key, 0, -1, withscores=True)
-    for drawn in (b"number", b"secret"):
-        del found["meta"][drawn]
+    del found["meta"][b"secret"]
+    number = found["meta"].pop(b"number")
+    found["meta"][b"counters"] = found["meta"][b"counters"].replace(number, b"number")
     return found
+
+
+def test_a_queue_of_an_earlier_layout_continues_with_its_counters(server, client, queues):
+    """Each counter was a field of its own."""
+    first = queues.push("orders", b"first")
+    meta = "penstock:{orders}:meta"
+    number, size, last, offset, due, _ = struct.unpack_from(
+        ">dddddB", client.hget(meta, "counters")
+    )
+    names = ("next", "bytes", "last", "offset", "due")
+    values = (number, size, last, offset, due)
+    client.hset(meta, mapping={name: int(value) for name, value in zip(names, values, strict=True)})
+    client.hdel(meta, "counters")
+    with penstock.connect(server.url) as others:
+        assert others.stats("orders").messages == 1
+        second = others.push("orders", b"second")
+        assert int(second[-12:], 16) == int(first[-12:], 16) + 1
+        assert [claim.body for claim in others.pull_many("orders", 9)] == [b"first", b"second"]
+    assert client.hexists(meta, "counters")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -83,17 +106,76 @@ def test_a_plain_and_a_general_push_leave_the_same_keys_in_redis(server, client,
         ]
 
 
+def plain_pushes(client, push):
+    """Whether pushes take the fast path: it reads one field of one key, and no settings."""
+    names = ("hget", "hmget", "time", "zcard", "exists", "hset", "zadd")
+    # More than one, because a sweep over all queues may come between.
+    for _ in range(3):
+        client.config_resetstat()
+        push()
+        if [calls_of(client, each) for each in names] == [1, 0, 1, 0, 0, 2, 2]:
+            return True
+    return False
+
+
 def test_a_plain_push_does_not_read_the_settings(queues, client):
+    # The first settles what may be due.
     queues.push("orders", b"one")
-    client.config_resetstat()
-    queues.push("orders", b"two")
-    assert [calls_of(client, each) for each in ("hmget", "zcard", "hset", "zadd")] == [1, 0, 2, 2]
+    assert plain_pushes(client, lambda: queues.push("orders", b"two"))
 
 
 def test_a_plain_push_is_encoded_as_by_the_general_path(queues):
-    for priority in (0, 9):
-        command = Push("orders", b"body", None, priority)
-        assert encode_plain(b"body", priority) == encode_push(command, check_push(command), None)
+    queues.push("orders", b"one")
+    queue = queues.service._queues.known("orders")
+    for size in (0, 1, 255, 256, 65_535, 65_536):
+        for priority in (0, 9):
+            command = Push("orders", bytes(size), None, priority)
+            general = encode_push(command, size, None)
+            item = plain_item(queue, command)
+            assert item is not None
+            sent = b"".join(item)
+            assert sent == b"".join(encode_plain(command, check_push(command)))
+            length, _, plain = sent.partition(b"\r\n")
+            assert length == b"$%d" % len(plain)
+            # Both have size and priority, some lengths, and the content.
+            assert (plain[:5], plain[9:]) == (general[:5], general[29:])
+    assert encode_bare(b"body") == encode_push(Push("orders", b"body"), 4, None)
+
+
+def test_the_fast_path_makes_the_same_keys_as_the_general_one():
+    text = scripts.SCRIPTS["push_plain"].text
+    listed = re.search(r"names = '(.*?) ' \.\.\n +'(.*?)'", text)
+    assert listed is not None
+    assert ("meta", *listed[1].split(), *listed[2].split()) == KEYS
+
+
+def test_pushes_are_plain_again_when_no_pull_waits_and_nothing_is_owed(server, queues, client):
+    with penstock.connect(server.url) as others:
+        thread = threading.Thread(target=others.pull, args=("orders",), kwargs={"wait": 60})
+        thread.start()
+        until(lambda: queues.stats("orders").waiting_pulls == 1)
+        queues.push("orders", b"one")
+        thread.join(60)
+    queues.stats("orders")
+    assert plain_pushes(client, lambda: queues.push("orders", b"two"))
+    queues.create("failing", dead_letter="failed", max_receives=1)
+    queues.push("failing", b"one")
+    # A claim that ends makes it owed to the other queue, until the call that found this carries it.
+    queues.release(queues.pull("failing"))
+    assert queues.stats("failed").messages == 1
+    queues.stats("failing")
+    assert plain_pushes(client, lambda: queues.push("failing", b"two"))
+
+
+def test_what_expires_during_a_change_of_settings_is_no_longer_counted(server, client):
+    with penstock.connect(server.url, clock=ManualClock(START_MS)) as queues:
+        queues.create("orders", retention=60)
+        queues.push("orders", b"old message")
+    # With a clock that has not moved, there is no sweep before the change.
+    with penstock.connect(server.url, clock=ManualClock(START_MS + 60_000)) as queues:
+        queues.configure("orders", retention=90)
+        stats = queues.stats("orders")
+        assert (stats.messages, stats.stored_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def read_frames(link, count=1):
     return frames[1:]
 
 
-def hear_on(link, decoder, count, kinds=None):
+def read_more_frames(link, decoder, count, kinds=None):
     """So many more frames, of these kinds: a client that has no answer for long also asks others.
 
     A decoder gives one batch of frames at a time, and the next without further bytes.
@@ -642,25 +642,27 @@ def test_an_asyncio_pull_cancelled_before_its_rest_came_releases_what_it_has(sil
         opening = asyncio.ensure_future(AsyncRemote.open(silent.endpoint))
         link = await asyncio.to_thread(silent.accept)
         with link:
-            await talk(link, await opening)
+            await exchange_frames(link, await opening)
 
-    async def talk(link, remote):
+    async def exchange_frames(link, remote):
         async with AsyncQueues(remote) as ours:
             pull = asyncio.ensure_future(ours.pull_many("orders", 5_000))
             decoder = FrameDecoder("client", {0x30: 4_096, **client_limits()})
-            (_, request, _), *_ = await asyncio.to_thread(hear_on, link, decoder, 1, {PULL})
+            (_, request, _), *_ = await asyncio.to_thread(
+                read_more_frames, link, decoder, 1, {PULL}
+            )
             await asyncio.to_thread(link.sendall, encode_claims(request, claims))
-            frames = await asyncio.to_thread(hear_on, link, decoder, 1, {PULL})
+            frames = await asyncio.to_thread(read_more_frames, link, decoder, 1, {PULL})
             rest: Any = decode_command(*frames[0][::2])
             assert (rest.limit, rest.wait_ms) == (3_000, 0)
             pull.cancel()
             wanted = {CANCEL, KIND_OF[Release]}
-            ended = await asyncio.to_thread(hear_on, link, decoder, 1, wanted)
+            ended = await asyncio.to_thread(read_more_frames, link, decoder, 1, wanted)
             assert ended[0][0] == CANCEL
             # A server answers the pull that was ended.
             await asyncio.to_thread(link.sendall, encode_claims(frames[0][1], []))
             left = 1 + len(claims) - len(ended)
-            ended += await asyncio.to_thread(hear_on, link, decoder, left, wanted)
+            ended += await asyncio.to_thread(read_more_frames, link, decoder, left, wanted)
             released = [decode_command(kind, body) for kind, _, body in ended[1:]]
             assert released == [Release("orders", claim.receipt) for claim in claims]
 

@@ -195,7 +195,7 @@ def test_a_store_that_fails_gives_every_client_an_error_and_no_success(start_bro
     broker = start_broker(engine=Engine(journal, ManualClock()))
     with broker.link() as writer, broker.link() as other, broker.link() as reader:
         writer.sendall(encode_session_request(session.SESSION_ADD, 1, "orders"))
-        until(lambda: journal.told)
+        until(lambda: journal.waiting)
         journal.sync()
         assert receive(writer).status == 0
         writer.sendall(encode_session_request(PUT, 2, "orders", b"x"))

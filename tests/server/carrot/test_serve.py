@@ -283,7 +283,7 @@ def test_with_a_token_and_tls_the_broker_serves_other_machines(tmp_path, certifi
             stranger.put("orders", b"x")
 
 
-def test_a_client_of_another_port_is_told_that_it_is_no_broker(server):
+def test_a_client_of_another_port_gets_the_error_that_it_is_no_broker(server):
     """The SQS endpoint of the same process answers in HTTP."""
     with (
         connect("127.0.0.1", server.port, timeout=5) as client,

@@ -94,7 +94,7 @@ class FrameWire:
         assert number == request
         return decode_answer(kind, body, DECODE_REPLY[type(command)])
 
-    def hears_the_end(self):
+    def is_closed_by_server(self):
         """Whether the server closes the connection, whatever it sends before."""
         try:
             while self.link.recv(65_536):
@@ -128,7 +128,7 @@ class SlowJournal(MemoryJournal):
     def __init__(self):
         super().__init__(1_000)
         self.durable_sequence = 0
-        self.told = []
+        self.waiting = []
         self.failure = None
         self._appended = 0
 
@@ -141,19 +141,19 @@ class SlowJournal(MemoryJournal):
             raise self.failure
 
     def notify(self, sequence, done):
-        self.told.append((sequence, done))
+        self.waiting.append((sequence, done))
 
     def sync(self):
         self.durable_sequence = self._appended
-        self.tell()
+        self.call_waiting()
 
     def fail(self):
         self.failure = JournalError("the disk is gone")
-        self.tell()
+        self.call_waiting()
 
-    def tell(self):
-        told, self.told = self.told, []
-        for _, done in told:
+    def call_waiting(self):
+        waiting, self.waiting = self.waiting, []
+        for _, done in waiting:
             done()
 
 
@@ -163,7 +163,7 @@ def slow(serve):
     server = serve(engine=Engine(journal, ManualClock()))
     with FrameWire(server) as wire:
         wire.send((1, CreateQueue("orders")))
-        until(lambda: journal.told)
+        until(lambda: journal.waiting)
         journal.sync()
         assert wire.next()[1] == 1
         yield journal, server, wire
@@ -250,7 +250,7 @@ def test_a_request_number_that_still_waits_cannot_be_used_again(wire):
     assert (kind, request) == (ERROR, 0)
     with pytest.raises(ProtocolError, match="request 2 again"):
         decode_answer(kind, body, bytes)
-    assert wire.hears_the_end()
+    assert wire.is_closed_by_server()
 
 
 def test_a_connection_may_have_only_so_many_pulls_waiting(serve):
@@ -287,8 +287,8 @@ def test_nothing_is_answered_before_it_is_durable_and_one_notice_serves_many(slo
     wire.send(*[(n, Push("orders", b"x")) for n in range(2, 12)], (12, Stats("orders")))
     # A peek need not be durable, so it is answered before requests that wait for the disk.
     assert wire.next()[1] == 12
-    until(lambda: journal.told)
-    assert len(journal.told) == 1
+    until(lambda: journal.waiting)
+    assert len(journal.waiting) == 1
     journal.sync()
     assert [wire.next()[1] for _ in range(10)] == list(range(2, 12))
 
@@ -304,7 +304,7 @@ def test_a_client_with_many_answers_waiting_for_the_disk_is_not_read_from(serve)
         until(lambda: connection._reading_paused)
         answered: list[int] = []
         while len(answered) < 39:
-            until(lambda: journal.told)
+            until(lambda: journal.waiting)
             journal.sync()
             answered.append(wire.next()[1])
             answered += [request for _, request, _ in wire.frames]
@@ -315,7 +315,7 @@ def test_a_client_with_many_answers_waiting_for_the_disk_is_not_read_from(serve)
 def test_claims_for_a_broken_connection_are_released(slow):
     journal, server, wire = slow
     wire.send((2, Push("orders", b"x")))
-    until(lambda: journal.told)
+    until(lambda: journal.waiting)
     journal.sync()
     wire.next()
     with FrameWire(server) as other:
@@ -329,7 +329,7 @@ def test_claims_for_a_broken_connection_are_released(slow):
 def test_claims_of_a_named_attempt_stay_for_a_repeated_pull(slow):
     journal, server, wire = slow
     wire.send((2, Push("orders", b"x")))
-    until(lambda: journal.told)
+    until(lambda: journal.waiting)
     journal.sync()
     wire.next()
     with FrameWire(server) as other:
@@ -344,13 +344,13 @@ def test_claims_of_a_named_attempt_stay_for_a_repeated_pull(slow):
 def test_when_the_journal_fails_every_client_gets_the_error_and_the_server_ends(slow):
     journal, server, wire = slow
     wire.send((2, Push("orders", b"x")))
-    until(lambda: journal.told)
+    until(lambda: journal.waiting)
     journal.fail()
     kind, request, body = wire.next()
     assert (kind, request) == (ERROR, 0)
     with pytest.raises(JournalError, match="the disk is gone"):
         decode_answer(kind, body, bytes)
-    assert wire.hears_the_end()
+    assert wire.is_closed_by_server()
     (failure,) = until(lambda: server.failures)
     assert str(failure) == "the disk is gone"
 
@@ -362,13 +362,13 @@ def test_when_the_journal_fails_every_client_gets_the_error_and_the_server_ends(
         encode_bulk(2, PushMany(queue="orders", bodies=[b"x"]), FRAME_BYTES_MAX),
     ],
 )
-def test_a_fault_within_the_engine_ends_the_server_and_is_told(server, wire, capfd, frame):
+def test_a_fault_within_the_engine_ends_the_server_and_is_reported(server, wire, capfd, frame):
     for kind in (Peek, PushMany):
         server.engine._handlers[kind] = lambda command, now_ms: 1 / 0
     wire.link.sendall(frame)
     kind, request, _ = wire.next()
     assert (kind, request) == (ERROR, 0)
-    assert wire.hears_the_end()
+    assert wire.is_closed_by_server()
     (failure,) = until(lambda: server.failures)
     assert "ZeroDivisionError" in str(failure)
     said = capfd.readouterr().err
@@ -378,7 +378,7 @@ def test_a_fault_within_the_engine_ends_the_server_and_is_told(server, wire, cap
         assert late.next()[0] == ERROR
 
 
-def test_the_status_says_what_keeps_the_store_from_being_kept_in_order(serve, tmp_path):
+def test_the_status_shows_why_housekeeping_fails(serve, tmp_path):
     engine: Any = open_engine(tmp_path / "store", durability="os")
     (tmp_path / "store" / "readers").mkdir()
     (tmp_path / "store" / "readers" / "lake.json").write_text("nonsense")
@@ -394,7 +394,7 @@ def test_the_status_says_what_keeps_the_store_from_being_kept_in_order(serve, tm
 # Stopping.
 
 
-def test_a_server_that_stops_says_goodbye_to_those_who_wait(server, wire):
+def test_a_server_that_stops_sends_goodbye_to_clients_that_wait(server, wire):
     wire.send((2, Pull("orders", wait_ms=60_000)))
     until(lambda: server.frames.status()["waiting_pulls"] == 1)
     server.stop()
@@ -406,7 +406,7 @@ def test_a_server_that_stops_says_goodbye_to_those_who_wait(server, wire):
 def test_a_server_that_stops_answers_what_it_has_taken(slow):
     journal, server, wire = slow
     wire.send((2, Push("orders", b"x")))
-    until(lambda: journal.told)
+    until(lambda: journal.waiting)
     stopping = threading.Thread(target=server.stop)
     stopping.start()
     until(lambda: server.frames.stopping)
@@ -508,19 +508,19 @@ def test_a_client_that_does_not_read_is_not_read_from_and_then_let_go(serve):
         wire.link.sendall(peeks)
         until(lambda: len(server.frames.connections) == 1)
         assert other.ask(1, Stats("orders")).visible == 1
-        assert wire.hears_the_end()
+        assert wire.is_closed_by_server()
 
 
 def test_a_client_that_never_introduces_itself_is_let_go(serve):
     with FrameWire(serve(limits=Limits(hello_s_max=0.2)), hello=False) as wire:
-        assert wire.hears_the_end()
+        assert wire.is_closed_by_server()
 
 
 def test_a_frame_that_is_never_finished_is_not_waited_for(serve):
     server = serve(limits=Limits(stall_s_max=0.3))
     with FrameWire(server) as wire, FrameWire(server) as idle:
         wire.link.sendall(HEADER.pack(1_000, 1, 1) + b"x")
-        assert wire.hears_the_end()
+        assert wire.is_closed_by_server()
         # One that is merely silent may stay.
         idle.ask(1, CreateQueue("orders"))
 
@@ -539,7 +539,7 @@ def test_large_frames_that_have_begun_share_what_memory_there_is(serve):
             Overloaded, match=r"no memory for a frame of \d+ bytes while others are received"
         ):
             decode_answer(kind, body, bytes)
-        assert second.hears_the_end()
+        assert second.is_closed_by_server()
         first.link.sendall(frame[100:])
         assert first.next()[:2] == (REPLY, 2)
         # What was set aside is free again.
@@ -559,22 +559,22 @@ def test_only_so_many_connections_are_let_in(serve):
 # Strangers.
 
 
-def test_a_browser_is_told_what_this_is(server):
+def test_a_browser_gets_a_page_that_says_what_this_is(server):
     with FrameWire(server, hello=False, tcp=True) as wire:
         wire.link.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         said = wire.link.recv(4_096)
         assert said.startswith(b"HTTP/1.1 400 Bad Request\r\n")
         assert b"Penstock frames" in said
-        assert wire.hears_the_end()
+        assert wire.is_closed_by_server()
 
 
-def test_another_version_is_told_which_one_is_spoken_here(server):
+def test_another_version_is_refused_with_the_one_that_is_supported(server):
     with FrameWire(server, hello=False) as wire:
         wire.link.sendall(PRELUDE[:6] + b"\x63\x00")
         kind, _, body = wire.next()
         with pytest.raises(ProtocolError, match="speaks version 99 of the frames"):
             decode_answer(kind, body, bytes)
-        assert wire.hears_the_end()
+        assert wire.is_closed_by_server()
 
 
 def test_bytes_that_are_no_frame_end_the_connection_with_a_reason(wire):
@@ -583,7 +583,7 @@ def test_bytes_that_are_no_frame_end_the_connection_with_a_reason(wire):
     assert (kind, request) == (ERROR, 0)
     with pytest.raises(ProtocolError, match="the client sent a frame of kind 0x55"):
         decode_answer(kind, body, bytes)
-    assert wire.hears_the_end()
+    assert wire.is_closed_by_server()
 
 
 def test_no_garbage_brings_the_server_down(server, wire):
@@ -599,7 +599,7 @@ def test_no_garbage_brings_the_server_down(server, wire):
                 stranger.link.shutdown(socket.SHUT_WR)
             except OSError:
                 continue
-            assert stranger.hears_the_end()
+            assert stranger.is_closed_by_server()
     assert wire.ask(2, Stats("orders")).queue == "orders"
     assert server.failures == []
 

@@ -79,7 +79,7 @@ def test_a_token_is_read_without_the_white_space_around_it(tmp_path):
         read_token(str(path))
 
 
-def test_a_server_with_a_token_lets_in_who_knows_it_and_nobody_else(serve, tmp_path):
+def test_a_server_with_a_token_accepts_only_clients_that_send_it(serve, tmp_path):
     server = serve(token=TOKEN)
     known, wrong = tmp_path / "known", tmp_path / "wrong"
     known.write_text(TOKEN)
@@ -105,7 +105,7 @@ def test_over_tls_everything_works_as_without(serve, certificate):
         assert len(claim.body) == 300_000
 
 
-def test_a_certificate_nobody_vouches_for_is_refused(serve, certificate):
+def test_an_untrusted_certificate_is_refused(serve, certificate):
     server = serve(tls=server_tls(*certificate))
     with pytest.raises(BackendLost, match="cannot be used"):
         penstock.connect(f"penstock://127.0.0.1:{server.port}?tls=1")
@@ -117,7 +117,7 @@ def test_a_plain_client_gets_nothing_from_a_tls_server(serve, certificate):
         penstock.connect(f"penstock://127.0.0.1:{server.port}?timeout=5")
 
 
-def test_a_certificate_that_is_none_is_told(tmp_path):
+def test_a_file_that_is_not_a_certificate_is_an_error(tmp_path):
     (tmp_path / "cert").write_text("nothing")
     with pytest.raises(InvalidField, match="tls: cannot use"):
         server_tls(str(tmp_path / "cert"), str(tmp_path / "nowhere"))

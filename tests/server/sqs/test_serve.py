@@ -16,7 +16,7 @@ import pytest
 from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from botocore.exceptions import ClientError, HTTPClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from penstock.backends.engine.store import open_engine
 from tests.conftest import FULL
@@ -248,7 +248,7 @@ class Users:
     def use(self, server, worker):
         """Until the server is killed: every second message is received and deleted."""
         client = server.client()
-        with suppress(ClientError, HTTPClientError):
+        with suppress(ClientError, BotoCoreError):
             for number in range(100_000):
                 body = f"{server.process.pid}-{worker}-{number}"
                 client.send_message(QueueUrl="q", MessageBody=body)

@@ -41,12 +41,15 @@ T = TypeVar("T")
 SLICE: Final = 4_000
 # A range of numbers is used in place of a list if at least one in so many is a message's.
 _SPARSE: Final = 8
-CARRY_BYTES_MAX: Final = 1024 * 1024
+CARRY_BYTES_MAX: Final = 4 * 1024 * 1024
 CARRY_MESSAGES_MAX: Final = 1_000
 GROWTH_BYTES_MIN: Final = 32 * 1024 * 1024
 # A pass is due when the journal has grown by this part of the messages' size, so that the next
 # opening has little to replay compared with the snapshot.
 _GROWTH_PART: Final = 8
+# A pass carries this part of the messages' size at most, and the next one follows at once. What is
+# carried is on the disk twice until the pass ends, so carrying all of it could double the journal.
+_CARRY_PART: Final = 8
 # Roughly what the journal needs for a message beside its content: the headers of its events.
 MESSAGE_BYTES: Final = 320
 DENSE_ENOUGH: Final = 2 / 3
@@ -74,6 +77,8 @@ class Upkeep:
         self._exclusive: Callable[[Callable[[], object]], object] = _at_once
         # The position up to which this pass carries content; lowered if there is no room.
         self._cutoff = 0
+        # Whether this pass has left content to be carried by the next one.
+        self._is_partial = False
         # The live bytes when the journal was last shrunk, or the most since then; unknown at first.
         self._live_bytes_max = 1 << 62
         # Why the last pass failed; None if it did not.
@@ -164,7 +169,10 @@ class Upkeep:
     def _plan_next(self) -> None:
         live_bytes = self._live_bytes()
         self._live_bytes_max = max(self._live_bytes_max, live_bytes)
-        growth = max(GROWTH_BYTES_MIN, live_bytes // _GROWTH_PART)
+        # Sooner if a third of the journal is not needed: the next pass may free some of it.
+        journal_bytes = self._journal.end_position - self._journal.first_position
+        is_dense = live_bytes >= DENSE_ENOUGH * journal_bytes
+        growth = max(GROWTH_BYTES_MIN, live_bytes // _GROWTH_PART // (1 if is_dense else 2))
         self._journal.growth_limit = self._journal.end_position + growth
 
     def _count_messages(self) -> int:
@@ -217,7 +225,11 @@ class Upkeep:
         finally:
             shard.moves = None
             self._plan_next()
+        before_drop = self._journal.first_position
         self._drop_before(self._cutoff)
+        # If a reader holds the files, the next pass would only carry the same content again.
+        if self._is_partial and self._journal.first_position > before_drop:
+            self._woken.set()
 
     def _snapshot_steps(
         self,
@@ -353,7 +365,9 @@ class Upkeep:
     ) -> Generator[None, None, int]:
         """The position up to which the journal is to be emptied, at most `limit`; in steps."""
         journal = self._journal
-        if self._live_bytes() >= DENSE_ENOUGH * (journal.end_position - journal.first_position):
+        self._is_partial = False
+        live_bytes = self._live_bytes()
+        if live_bytes >= DENSE_ENOUGH * (journal.end_position - journal.first_position):
             return journal.first_position
         region_bytes = journal.region_bytes
         live: dict[int, int] = {}
@@ -366,7 +380,11 @@ class Upkeep:
                         live[region] = live.get(region, 0) + size_bytes(delivery) + MESSAGE_BYTES
                 if at + SLICE < len(listed):
                     yield
-        return choose_cutoff(live, journal.first_position, limit, region_bytes)
+        wanted = choose_cutoff(live, journal.first_position, limit, region_bytes)
+        carried_bytes_max = max(GROWTH_BYTES_MIN, live_bytes // _CARRY_PART)
+        cutoff = limit_cutoff(live, journal.first_position, wanted, region_bytes, carried_bytes_max)
+        self._is_partial = cutoff < wanted
+        return cutoff
 
     def _drop_before(self, cutoff: int) -> None:
         floors = [reader.floor_offset for reader in readers.registered(self._store)]
@@ -426,6 +444,28 @@ def choose_cutoff(
     # If all regions are to be emptied, the limit is the result: an entry is known to begin there,
     # even right after opening.
     return limit if cutoff == last else cutoff * region_bytes
+
+
+def limit_cutoff(
+    live_bytes: Mapping[int, int],
+    first_position: int,
+    cutoff: int,
+    region_bytes: int,
+    carried_bytes_max: int,
+) -> int:
+    """The cutoff, or an earlier one before which no more content than this is to be carried.
+
+    It is behind at least one region with content, so that every pass frees something.
+    """
+    carried_bytes = 0
+    region = first_position // region_bytes
+    while region * region_bytes < cutoff:
+        live = live_bytes.get(region, 0)
+        if live and carried_bytes and carried_bytes + live > carried_bytes_max:
+            return region * region_bytes
+        carried_bytes += live
+        region += 1
+    return cutoff
 
 
 def _numbers(queue: QueueState, next_number: int) -> Sequence[int]:

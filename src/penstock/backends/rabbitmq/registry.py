@@ -27,7 +27,7 @@ STREAM: Final = "penstock/registry"
 SNAPSHOT: Final = "penstock/registry/snapshot"
 SNAPSHOT_AFTER: Final = 1_000
 _PREFETCH: Final = 500
-# A broker that has just started may take some time until a stream can be read.
+# After a start, or the loss of a node, it may take some time until a stream can be read.
 _RETRY_S: Final = 0.1
 _STREAM_ARGUMENTS: Final = {"x-queue-type": "stream"}
 _SNAPSHOT_ARGUMENTS: Final = {"x-max-length": 1}
@@ -158,7 +158,8 @@ class Registry:
     async def follow(self, session: AmqpSession) -> None:
         """Reads the stream to its end, and then every new entry. Raises PenstockError.
 
-        A broker that has just started refuses to read a stream for a moment: it is tried again.
+        A broker that has just started, or another node that was just killed, makes it refuse to
+        read a stream for a moment: it is tried again.
         """
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._puller.target.timeout_s
@@ -169,7 +170,9 @@ class Registry:
                 await self._consume(session)
                 break
             except RefusedByBroker as refused:
-                if refused.code != NOT_FOUND:
+                # Once the stream is declared, only its replicas can be missing: they are elected.
+                is_temporary = refused.code == NOT_FOUND or self._next_offset >= 0
+                if not is_temporary:
                     raise RequestError(f"{STREAM}: {refused}") from None
                 if loop.time() > give_up_s:
                     shown = self._puller.target.shown

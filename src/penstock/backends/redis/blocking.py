@@ -10,9 +10,9 @@ the connection in use takes the portal, where commands at the same time share a 
 import select
 import socket
 import struct
-import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 import hiredis
@@ -26,7 +26,7 @@ from penstock.backends.portal import Portal
 from penstock.backends.redis.address import HostPort, RedisTarget
 from penstock.backends.redis.layout import RedisQueue
 from penstock.backends.redis.link import RedisCommand, is_temporary, pack
-from penstock.backends.redis.messages import RedisMessages, plain_end, plain_item
+from penstock.backends.redis.messages import RedisMessages, plain_item
 from penstock.backends.redis.moves import RedisMoves
 from penstock.backends.redis.queues import RedisQueues
 from penstock.clock import Clock
@@ -35,7 +35,14 @@ from penstock.service import Command, Delete, Extend, Push, PushMany, PushReply,
 
 R = TypeVar("R")
 _RECEIVE_BYTES: Final = 65_536
+# Enough for a number, and so little that Python has a free block of this size.
+_NUMBER_BYTES: Final = 64
+_COLON: Final = ord(":")
+_NEWLINE: Final = ord("\n")
+# A connection that has answered so recently is not checked before it is used again.
+FRESH_S: Final = 0.0001
 _PLAIN_MAX: Final = 1_000
+_ITEM: Final = b"$4\r\nitem"
 
 
 class NothingSent(Exception):
@@ -55,13 +62,10 @@ class DirectLink:
         # The connection of redis-py, which keeps the socket open and closes it.
         self._connection: Any = None
         self._reader: Any = None
+        self._answered_s = 0.0
         # Shows without waiting whether the socket is readable.
         self._poll = select.poll()
         # Whether a script has run for the current command, which then must not be repeated.
-        self.has_changed = False
-
-    def begin(self) -> None:
-        """Another command begins."""
         self.has_changed = False
 
     async def send(self, key: str, commands: Sequence[RedisCommand]) -> list[Any]:
@@ -76,14 +80,37 @@ class DirectLink:
         link = self._checked()
         try:
             link.sendall(sent)
-            replies = self._receive(link, count)
-        except (OSError, hiredis.HiredisError) as error:
-            self.forget()
-            raise BackendLost(f"{self._target.shown}: {self._reason(error)}") from None
-        except BaseException:
-            # An interrupt: a reply that still comes must not be read as that of the next command.
-            self.forget()
-            raise
+            replies = self._receive(link, link.recv(_RECEIVE_BYTES), count)
+        except BaseException as error:
+            raise self._failed(error) from None
+        return self._done(replies)
+
+    def ask(self, sent: bytes) -> Any:
+        """The reply to one packed command, as `exchange` gives it; a number needs no parser."""
+        link = self._checked()
+        try:
+            link.sendall(sent)
+            part = link.recv(_NUMBER_BYTES)
+            self._answered_s = monotonic()
+            if part and part[0] == _COLON and part[-1] == _NEWLINE:
+                return int(part[1:])
+            replies = self._receive(link, part, 1)
+        except BaseException as error:
+            raise self._failed(error) from None
+        return self._done(replies)[0]
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """What is raised for an error after something was sent; ends the connection.
+
+        Also for an interrupt: a reply that still comes must not be read as that of the next one.
+        """
+        self.forget()
+        if isinstance(error, OSError | hiredis.HiredisError):
+            return BackendLost(f"{self._target.shown}: {self._reason(error)}")
+        return error
+
+    def _done(self, replies: list[Any]) -> list[Any]:
+        """The replies. Raises NothingSent or BackendLost if the server did nothing, for now."""
         if isinstance(replies[0], Exception) and all(map(is_temporary, replies)):
             # The scripts are missing or the server cannot answer yet; the portal handles both.
             raise self._unusable("it cannot answer yet")
@@ -95,19 +122,18 @@ class DirectLink:
             return BackendLost(f"{self._target.shown}: {reason}")
         return NothingSent()
 
-    def _receive(self, link: socket.socket, count: int) -> list[Any]:
+    def _receive(self, link: socket.socket, part: bytes, count: int) -> list[Any]:
+        """So many replies, which begin with this part."""
         reader, replies = self._reader, []
         while True:
-            reply = reader.gets()
-            if reply is not False:
-                replies.append(reply)
-                if len(replies) == count:
-                    return replies
-                continue
-            part = link.recv(_RECEIVE_BYTES)
             if not part:
                 raise ConnectionResetError("the server has closed the connection")
             reader.feed(part)
+            while (reply := reader.gets()) is not False:
+                replies.append(reply)
+                if len(replies) == count:
+                    return replies
+            part = link.recv(_RECEIVE_BYTES)
 
     def _reason(self, error: Exception) -> str:
         if isinstance(error, BlockingIOError):
@@ -115,11 +141,15 @@ class DirectLink:
         return " ".join(str(error).split()) or type(error).__name__
 
     def _checked(self) -> socket.socket:
-        """The socket, which the server has not closed. Raises NothingSent."""
+        """The socket, which the server has not closed. Raises NothingSent.
+
+        Right after an answer, as between pushes one after another, this is not checked: closing it
+        at just that moment is no more likely than between the check and the command.
+        """
         link = self._socket
         if link is None:
             return self._connect()
-        if not self._poll.poll(0):
+        if monotonic() - self._answered_s < FRESH_S or not self._poll.poll(0):
             return link
         # No request is open, so a readable socket means that the server has closed it.
         self.forget()
@@ -191,7 +221,9 @@ class BlockingRedis:
         self._has_clock = clock is not None
         # What is sent before and after a plain item, by the identity of its queue.
         self._plain: dict[bytes, tuple[bytes, bytes]] = {}
-        self._lock = threading.Lock()
+        # The direct connection while no thread uses it. Popping it is atomic, as taking a lock is,
+        # and costs a tenth of that.
+        self._idle = [self._link]
         self._run: dict[type, Callable[[Any], Coroutine[Any, Any, Any]]] = {
             Push: messages.push,
             PushMany: messages.push_many,
@@ -202,18 +234,24 @@ class BlockingRedis:
 
     def execute(self, command: Command[R]) -> R:
         """Executes the command."""
-        run = self._run.get(type(command))
-        if run is None or self._portal.is_unusable or not self._lock.acquire(blocking=False):
-            return self._portal.execute(command)
-        self._link.begin()
+        run, portal, idle = self._run.get(type(command)), self._portal, self._idle
+        if run is None or portal.is_unusable:
+            return portal.execute(command)
         try:
+            link = idle.pop()
+        except IndexError:
+            return portal.execute(command)
+        try:
+            link.has_changed = False
             reply = self._push_plain(command) if type(command) is Push else None
             return cast(R, _finished(run(command)) if reply is None else reply)
         except NothingSent:
             pass
         finally:
-            self._lock.release()
-        return self._portal.execute(command)
+            idle.append(link)
+            if self._portal.is_unusable:
+                self._end_link()
+        return portal.execute(command)
 
     def _push_plain(self, command: Push) -> PushReply | None:
         """The fast path of `RedisMessages.push`; None, and nothing is sent, if it cannot be used.
@@ -227,7 +265,7 @@ class BlockingRedis:
         sent = self._packed_push(queue, command)
         if sent is None:
             return None
-        (answer,) = self._link.exchange(sent, 1)
+        answer = self._link.ask(sent)
         if type(answer) is int:
             return PushReply(queue.ids.show(answer), answer, False)
         self._link.has_changed = True
@@ -242,16 +280,21 @@ class BlockingRedis:
         if ends is None:
             if len(self._plain) >= _PLAIN_MAX:
                 self._plain.clear()
-            parts = self._queues.command_of("push", queue.keys, b"item", *plain_end(queue))
-            start, _, end = pack(parts).partition(b"$4\r\nitem\r\n")
+            start, _, end = pack(self._queues.plain_push(queue, (_ITEM, b""))).partition(_ITEM)
             ends = self._plain[queue.identity] = (start, end)
-        return b"%b$%d\r\n%b\r\n%b" % (ends[0], len(item), item, ends[1])
+        return b"".join((ends[0], *item, ends[1]))
 
     def close(self) -> None:
         """Closes the service and ends its thread."""
-        with self._lock:
-            self._link.forget()
-        self._portal.close()
+        try:
+            self._portal.close()
+        finally:
+            self._end_link()
+
+    def _end_link(self) -> None:
+        """Ends the direct connection, unless a thread uses it, which does this afterwards."""
+        with suppress(IndexError):
+            self._idle.pop().forget()
 
 
 def _finished(coroutine: Coroutine[Any, Any, R]) -> R:

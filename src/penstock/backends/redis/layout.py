@@ -12,6 +12,7 @@ the queue that a message was dead-lettered from, with a zero byte between.
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -48,9 +49,14 @@ _HEADER: Final = struct.Struct(">ddIBHH")
 # The beginning of a state: epoch, epoch on arrival, size, first claimed.
 _STATE: Final = struct.Struct(">IIId")
 _PUSHED: Final = struct.Struct(">IBddHHI")
+# A message as the argument that is sent to Redis, without the end of its line, in two parts.
+PlainItem = tuple[bytes, bytes]
+# The end of the header: size, priority, no group, no source.
+_PLAIN: Final = struct.Struct(">IBHH")
 _ARRIVING: Final = struct.Struct(">IBIdHHH")
 _CLAIM: Final = struct.Struct(">cddddB")
 _ABSENT: Final = [None] * 6
+_PLAIN_HEADS_MAX: Final = 1_000
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -71,6 +77,7 @@ class RedisQueue(NamedTuple):
     ids: MessageIds
     # Whether `push_plain.lua` can add messages: the queue has no setting that it does not support.
     has_plain_pushes: bool
+    body_bytes_max: int
 
     @property
     def name(self) -> str:
@@ -84,18 +91,32 @@ class RedisQueue(NamedTuple):
 
 
 def redis_queue(
-    info: QueueInfo, keys: tuple[str, ...], number: int, version: int, secret: bytes
+    info: QueueInfo,
+    keys: tuple[str, ...],
+    number: int,
+    version: int,
+    secret: bytes,
+    has_history: bool,
 ) -> RedisQueue:
     """A queue that was read."""
     identity = f"{number}:{version}".encode()
     ids = MessageIds(number.to_bytes(QUEUE_BITS // 8, "big"))
     settings = info.settings
     has_plain_pushes = (
-        not (settings.fifo or settings.dedup_by_content or settings.delay_ms)
+        not (has_history or settings.fifo or settings.dedup_by_content or settings.delay_ms)
         and settings.messages_max is None
         and settings.bytes_max is None
     )
-    return RedisQueue(info, keys, identity, number, Receipts(secret), ids, has_plain_pushes)
+    return RedisQueue(
+        info,
+        keys,
+        identity,
+        number,
+        Receipts(secret),
+        ids,
+        has_plain_pushes,
+        settings.body_bytes_max,
+    )
 
 
 def encode_push(command: Push, size: int, dedup_id: str | None) -> bytes:
@@ -117,10 +138,27 @@ def encode_push(command: Push, size: int, dedup_id: str | None) -> bytes:
     return b"".join((head, group, dedup, content))
 
 
-def encode_plain(body: bytes, priority: int = 0) -> bytes:
-    """A message with only a body and a priority: the same bytes as from `encode_push`."""
+def encode_bare(body: bytes) -> bytes:
+    """A message that is only a body: the same bytes as from `encode_push`."""
     content = _encode((body,))
-    return _PUSHED.pack(len(body), priority, -1, -1, 0, 0, len(content)) + content
+    return _PUSHED.pack(len(body), 0, -1, -1, 0, 0, len(content)) + content
+
+
+def encode_plain(command: Push, size: int) -> PlainItem:
+    """A message without a group, dedup id, delay or ttl, as `push_plain.lua` takes it."""
+    content = _content(command.body, command.attributes or None, None, command.context, None, None)
+    return _plain_start(size, command.priority, len(content)) + content, b""
+
+
+@lru_cache(maxsize=_PLAIN_HEADS_MAX)
+def plain_head(size: int, priority: int) -> bytes:
+    """What comes before a body of this size in a message with nothing else; see encode_plain."""
+    content = _encode((bytes(size),))
+    return _plain_start(size, priority, len(content)) + content[: len(content) - size]
+
+
+def _plain_start(size: int, priority: int, content_bytes: int) -> bytes:
+    return b"$%d\r\n" % (_PLAIN.size + content_bytes) + _PLAIN.pack(size, priority, 0, 0)
 
 
 def _content(

@@ -9,11 +9,16 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Final
 
+from msgspec.structs import astuple
+
 from penstock.backends.redis.layout import (
+    PlainItem,
     RedisQueue,
+    encode_bare,
     encode_claim,
     encode_plain,
     encode_push,
+    plain_head,
 )
 from penstock.backends.redis.link import checked_reply
 from penstock.backends.redis.moves import RedisMoves
@@ -79,12 +84,12 @@ class RedisMessages:
         if item is None:
             reply: PushReply = raised((await self._push_all(command.queue, [command]))[0])
             return reply
-        calls = [("push", (item, *plain_end(queue)))]
-        (answer,) = await self._queues.run_all(queue.keys, calls)
+        calls = [self._queues.plain_push(queue, item)]
+        (answer,) = await self._queues.send(queue.keys[0], calls)
         return await self.pushed(queue, command, answer)
 
     async def pushed(self, queue: RedisQueue, command: Push, answer: Any) -> PushReply:
-        """The reply to a message that was sent as a `plain_item`. Raises PenstockError."""
+        """The reply to a message that was sent to `push_plain.lua`. Raises PenstockError."""
         if type(answer) is int:
             return PushReply(queue.ids.show(answer), answer, False)
         queue, results = await self._results(queue, [answer])
@@ -110,7 +115,7 @@ class RedisMessages:
         queue = await self._queues.find(command.queue)
         if queue.info.settings.dedup_by_content:
             return await self._push_each(command.pushes())
-        queue, results = await self._send(queue, list(map(encode_plain, bodies)))
+        queue, results = await self._send(queue, list(map(encode_bare, bodies)))
         if type(results[0]) is int and type(results[-1]) is int:
             numbers = range(results[0], results[-1] + 1)
             if results[0] > 0 and len(numbers) == len(results):
@@ -328,36 +333,33 @@ def _push_item(command: Push, by_content: bool) -> _Item:
     return encode_push(command, size, dedup_id)
 
 
-def plain_item(queue: RedisQueue, command: Push) -> bytes | None:
+def plain_item(queue: RedisQueue, command: Push) -> PlainItem | None:
     """The item of a push for `push_plain.lua`; None if that script cannot do it."""
+    _, body, delay_ms, priority, ttl_ms, dedup_id, group, attributes, context = astuple(command)
     if (
-        not queue.has_plain_pushes
-        or command.delay_ms
-        or command.ttl_ms is not None
-        or command.dedup_id is not None
-        or command.group is not None
+        delay_ms
+        or ttl_ms is not None
+        or dedup_id is not None
+        or group is not None
+        or not queue.has_plain_pushes
     ):
         return None
-    body, priority = command.body, command.priority
-    item: _Item
     if (
-        command.attributes is None
-        and command.context is None
-        and command.delay_ms is None
+        attributes is None
+        and context is None
+        and delay_ms is None
         and type(body) is bytes
         and type(priority) is int
         and 0 <= priority <= PRIORITY_MAX
     ):
-        item = encode_plain(body, priority)
+        item = plain_head(len(body), priority), body
     else:
-        item = _push_item(command, False)
+        try:
+            item = encode_plain(command, check_push(command))
+        except RequestError:
+            return None
     # A message that may be too large is refused by `push.lua`.
-    return item if type(item) is bytes and len(item) <= queue.info.settings.body_bytes_max else None
-
-
-def plain_end(queue: RedisQueue) -> tuple[bytes, int]:
-    """The arguments after a plain item: the version of the settings that it was made for."""
-    return queue.identity, queue.info.settings.retention_ms
+    return item if len(item[0]) + len(item[1]) <= queue.body_bytes_max else None
 
 
 def _with_content_id(command: Push) -> Push:

@@ -18,7 +18,7 @@ import msgspec
 from redis import exceptions as faults
 
 from penstock.backends.redis.address import RedisTarget
-from penstock.backends.redis.layout import QUEUE_BITS, RedisQueue, keys_of, redis_queue
+from penstock.backends.redis.layout import QUEUE_BITS, PlainItem, RedisQueue, keys_of, redis_queue
 from penstock.backends.redis.link import Packed, RedisCommand, RedisLink, checked_reply, packed
 from penstock.backends.redis.scripts import SCRIPTS
 from penstock.clock import Clock
@@ -122,11 +122,18 @@ class RedisQueues:
 
         An error that a script met is in its reply's place. Raises UnavailableError.
         """
-        commands = [self.command_of(script, keys, *arguments) for script, arguments in calls]
+        commands = [
+            (_call_of(script, keys), self.now(), self._shared, *arguments)
+            for script, arguments in calls
+        ]
+        return await self.send(keys[0], commands)
+
+    async def send(self, key: str, commands: list[RedisCommand]) -> list[Any]:
+        """The replies to calls of scripts on the queue with this key; see `run_all`."""
         replicas = self.target.replicas
         if replicas:
             commands.append(("WAIT", replicas, round(self.target.timeout_s * 500)))
-        replies = await self._link.send(keys[0], commands)
+        replies = await self._link.send(key, commands)
         if replicas and checked_reply(self.target, replies.pop()) < replicas:
             raise BackendLost(
                 f"{self.target.shown}: executed, but fewer than {replicas} replicas confirmed it "
@@ -134,9 +141,15 @@ class RedisQueues:
             )
         return replies
 
-    def command_of(self, script: str, keys: tuple[str, ...], *arguments: Any) -> RedisCommand:
-        """The call of a script on the queue with these keys."""
-        return (_call_of(script, keys), self.now(), self._shared, *arguments)
+    def plain_push(self, queue: RedisQueue, item: PlainItem) -> RedisCommand:
+        """The call of `push_plain.lua` with a message."""
+        keys = queue.keys if self.target.scheme == "redis+cluster" else queue.keys[:1]
+        message = Packed(b"".join((*item, b"\r\n")), 1)
+        call = _call_of("push_plain", keys), message, queue.identity
+        retention_ms = queue.info.settings.retention_ms
+        if self._clock is None:
+            return (*call, retention_ms)
+        return (*call, retention_ms, self._clock.now_ms())
 
     async def run_on(self, queue: RedisQueue, script: str, *arguments: Any) -> list[Any]:
         """The reply of a script on a queue. Raises QueueNotFound, UnavailableError."""
@@ -203,6 +216,7 @@ class RedisQueues:
         # `gather` needs an event loop, and `blocking` runs this without one for a single queue.
         found = [await reads[0]] if len(reads) == 1 else await asyncio.gather(*reads)
         queues: list[RedisQueue | None] = []
+        has_history = self.target.history_max > 0
         for name, keys, (reply,) in zip(names, all_keys, found, strict=True):
             number, version, secret, settings, created, configured = checked_reply(
                 self.target, reply
@@ -216,7 +230,7 @@ class RedisQueues:
                 int(created),
                 int(configured),
             )
-            queues.append(redis_queue(info, keys, int(number), int(version), secret))
+            queues.append(redis_queue(info, keys, int(number), int(version), secret, has_history))
         return queues
 
     # Commands.

@@ -1,8 +1,8 @@
 """The Lua scripts: read from their files once, and called by the SHA of their text.
 
-Each script is the first line of its file (its flags), then `queue.lua`, then the rest of the file;
-in the script of a push, `push_plain.lua` is before `queue.lua`. A server that lacks a script
-replies NOSCRIPT; `link` then loads all of them.
+Each script is the first line of its file (its flags), then `queue.lua`, then the rest of the file.
+The script `push_plain` is that of a push with `push_plain.lua` before `queue.lua`. A server that
+lacks a script replies NOSCRIPT; `link` then loads all of them.
 """
 
 import hashlib
@@ -44,5 +44,5 @@ def _assemble(name: str, shared: str, before: str = "") -> Script:
 
 _SHARED: Final = _read("queue")
 SCRIPTS: Final = {name: _assemble(name, _SHARED) for name in NAMES} | {
-    "push": _assemble("push", _SHARED, _read("push_plain"))
+    "push_plain": _assemble("push", _SHARED, _read("push_plain"))
 }

@@ -123,7 +123,7 @@ class FrameServer(StreamServer):
         if not isinstance(reply, Pending):
             self._answer(connection, kind, request, command, reply)
         elif reply.waits:
-            self._wait(connection, request, command, reply)
+            self._wait(connection, request, reply)
         else:
             self._defer(connection, kind, request, command, reply)
 
@@ -235,9 +235,7 @@ class FrameServer(StreamServer):
 
     # Waiting for a message.
 
-    def _wait(
-        self, connection: "FrameConnection", request: int, command: Pull, pending: Pending
-    ) -> None:
+    def _wait(self, connection: "FrameConnection", request: int, pending: Pending) -> None:
         if request in connection.waits:
             pending.then(ignore_reply)
             pending.cancel()

@@ -12,9 +12,6 @@ import re
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-DEFAULT_ACCOUNT: Final = "000000000000"
-DEFAULT_REGION: Final = "us-east-1"
-
 # No URL of a queue is nearly as long, whatever the host and the path before the account.
 _URL_CHARS_MAX: Final = 4_096
 _ARN_PARTS: Final = 6

@@ -20,6 +20,7 @@ if q.identity == ARGV[4] then
     for place = 1, #overdue, 2 do call('ZADD', ARRIVALS, overdue[place + 1], overdue[place]) end
     overdue = call('ZPOPMIN', OVERDUE, CHUNK)
   end
+  keep_counters(true)
   open()
   settle_due(SETTLE_MAX)
   results[1], results[4] = q.identity, 1

@@ -96,10 +96,9 @@ local function claim_unclaimed(number, payload, text)
   return false
 end
 
--- Takes messages without a group, in order, while there are none with one. True if there may be more.
-local function take_plain(most)
-  local numbers = call('ZRANGEBYSCORE', QUEUED, '-inf', '(' .. digits(DELAYED), 'LIMIT', 0, most)
-  if #numbers == 0 then return false end
+-- Claims messages without a group, in this order, as far as there is room. Returns how many of them the
+-- caller must take out of the order, and true if there was no room for the next.
+local function claim_listed(numbers)
   local payloads = get_many('HMGET', MESSAGES, numbers)
   local texts = get_many('HMGET', STATE, numbers)
   local taken, is_full = 0, false
@@ -114,6 +113,14 @@ local function take_plain(most)
     end
     taken = place
   end
+  return taken, is_full
+end
+
+-- Takes messages without a group, in order, while there are none with one. True if there may be more.
+local function take_plain(most)
+  local numbers = call('ZRANGEBYSCORE', QUEUED, '-inf', '(' .. digits(DELAYED), 'LIMIT', 0, most)
+  if #numbers == 0 then return false end
+  local taken, is_full = claim_listed(numbers)
   -- With taken = 0 the range would end at rank -1, which means all messages.
   if taken > 0 then call('ZREMRANGEBYRANK', QUEUED, 0, taken - 1) end
   return not is_full
@@ -147,19 +154,56 @@ local function choose(from)
   return digits(noisy % BAND), next_band
 end
 
--- The number of the next message if it has the queue's priority age: of the first messages of all
--- priorities, the one that arrived first. Numbers are in the order of arrival, so if it is too young,
--- so are the others. One step for each priority that has messages, however many they are.
-local function choose_aged()
-  local oldest = nil
-  local number, from = choose(0)
-  while number do
-    if not oldest or tonumber(number) < tonumber(oldest) then oldest = number end
-    number, from = choose(from)
+-- By age. The functions are made only if some message, in whatever state, has the queue's priority age.
+local take_aged, choose_aged = nil, nil
+if aged and (call('ZCOUNT', ARRIVALS, '-inf', aged) > 0 or call('EXISTS', OVERDUE) == 1) then
+  local function has_age(number, arrived)
+    return tonumber(arrived or call('ZSCORE', OVERDUE, number)) <= aged
   end
-  if not oldest then return nil end
-  local arrived = call('ZSCORE', ARRIVALS, oldest) or call('ZSCORE', OVERDUE, oldest)
-  return tonumber(arrived) <= aged and oldest or nil
+
+  -- The first messages of each priority, at most so many, in the order of arrival, which is that of
+  -- numbers: those without a group that have the age.
+  local function aged_numbers(most)
+    local found, from = {}, 0
+    while true do
+      local first = call('ZRANGEBYSCORE', QUEUED, from, '(' .. digits(DELAYED), 'WITHSCORES', 'LIMIT', 0, 1)[2]
+      if not first then break end
+      from = (floor(tonumber(first) / BAND) + 1) * BAND
+      local numbers = call('ZRANGEBYSCORE', QUEUED, first, '(' .. digits(from), 'LIMIT', 0, most)
+      for place = 1, #numbers do found[#found + 1] = tonumber(numbers[place]) end
+    end
+    table.sort(found)
+    local numbers, aged_ones = {}, {}
+    for place = 1, math.min(most, #found) do numbers[place] = digits(found[place]) end
+    local arrivals = get_many('ZMSCORE', ARRIVALS, numbers)
+    for place, number in ipairs(numbers) do
+      if not has_age(number, arrivals[place]) then break end
+      aged_ones[place] = number
+    end
+    return aged_ones
+  end
+
+  -- The same as `take_plain` for messages of the age, a part at a time; nil if there are none.
+  function take_aged(most)
+    local numbers = aged_numbers(math.min(most, CHUNK))
+    if #numbers == 0 then return nil end
+    local taken, is_full = claim_listed(numbers)
+    for later = #numbers, taken + 1, -1 do numbers[later] = nil end
+    call_many('ZREM', QUEUED, numbers)
+    return not is_full
+  end
+
+  -- The same as `choose` for messages of the age: of the first messages of all priorities, the one that
+  -- arrived first; nil if it is too young, because so are the others then.
+  function choose_aged()
+    local oldest = nil
+    local number, from = choose(0)
+    while number do
+      if not oldest or tonumber(number) < tonumber(oldest) then oldest = number end
+      number, from = choose(from)
+    end
+    return oldest and has_age(oldest, call('ZSCORE', ARRIVALS, oldest)) and oldest or nil
+  end
 end
 
 local function take_one(number)
@@ -192,19 +236,15 @@ local function take_group(most)
 end
 
 local function take(most)
-  -- Whether some message, in whatever state, has the queue's priority age.
-  local has_aged = aged and (call('ZCOUNT', ARRIVALS, '-inf', aged) > 0 or call('EXISTS', OVERDUE) == 1)
   while claims < most and skipped < SKIPPED_MAX do
     local left, may_have_more = most - claims, nil
-    local number = has_aged and choose_aged()
     if q.fifo then
       may_have_more = take_group(left)
-    elseif number then
-      may_have_more = take_one(number)
-    elseif call('ZCARD', HEADS) == 0 then
-      may_have_more = take_plain(left)
+    elseif call('ZCARD', HEADS) > 0 then
+      may_have_more = take_one(choose_aged and choose_aged() or choose(0))
     else
-      may_have_more = take_one(choose(0))
+      if take_aged then may_have_more = take_aged(left) end
+      if may_have_more == nil then may_have_more = take_plain(left) end
     end
     if not may_have_more then break end
   end

@@ -4,9 +4,8 @@
 -- slot. NUMBER is a message's number in this queue, in decimal digits; it is given once.
 --
 --  1 meta      hash    the queue: number, secret, settings (JSON), the settings that scripts need,
---                      version, next (NUMBER to give), bytes (stored), last and offset (clock),
---                      due (nothing is due before), departures, tickets (counters), keeper and timer
---                      (the waiter whose process has the timer, and for when)
+--                      version, counters (see COUNTERS), departures, tickets, keeper and timer (the
+--                      waiter whose process has the timer, and for when)
 --  2 messages  hash    NUMBER -> header and content; never changed while the message is here
 --  3 state     hash    NUMBER -> epoch and so on, of messages that were claimed, delayed or moved
 --  4 queued    zset    NUMBER by score: (9 - priority) * 2^48 + NUMBER if it can be pulled;
@@ -61,6 +60,10 @@ local DEDUP_WINDOW_MS, DEDUPS_MAX = 300000, 10000000
 local ALIVE_S, WOKEN_S = 15, 1
 -- arrived_at_ms, expires_at_ms (0: by retention), size, priority, lengths of group and source
 local HEADER = '>ddI4BI2I2'
+-- What changes with every push is one field, because each field costs a push more than its bytes: next
+-- (NUMBER to give), bytes (stored), last and offset (clock), due (nothing is due before), busy (1 if
+-- pulls may wait or messages are owed, and push_plain.lua must not be used); then the queue number.
+local COUNTERS = '>dddddB'
 -- epoch, epoch on arrival, size, first claimed, came back, arrived, expires, priority, kept
 local STATES = '>I4I4I4ddddBB'
 
@@ -81,22 +84,32 @@ local function redis_s() return tonumber(call('TIME')[1]) end
 -- Reads the queue and the clock; false if there is no such queue. Time never runs backwards: if the
 -- clock was set back, time continues from the last instant stored in meta.
 local function open()
-  local m = call('HMGET', META, 'number', 'next', 'bytes', 'last', 'offset', 'retention_ms', 'fifo',
-    'dead_letter', 'max_receives', 'in_flight_max', 'version', 'due')
+  local m = call('HMGET', META, 'number', 'version', 'counters', 'retention_ms', 'fifo', 'dead_letter',
+    'max_receives', 'in_flight_max')
   if not m[1] then return false end
-  q.number, q.next, q.bytes = m[1], tonumber(m[2]), tonumber(m[3])
-  q.last, q.offset, q.retention_ms = tonumber(m[4]), tonumber(m[5]), tonumber(m[6])
-  q.fifo, q.dead_letter, q.max_receives = m[7] == '1', m[8], tonumber(m[9])
-  q.in_flight_max, q.identity = tonumber(m[10]), m[1] .. ':' .. m[11]
-  q.due = tonumber(m[12])
+  q.number, q.identity = m[1], m[1] .. ':' .. m[2]
+  if m[3] then
+    q.next, q.bytes, q.last, q.offset, q.due = unpack_bytes(COUNTERS, m[3])
+  else
+    -- Stored by an earlier version, which had a field for each; the end of a script packs them.
+    local old = call('HMGET', META, 'next', 'bytes', 'last', 'offset', 'due')
+    q.next, q.bytes, q.last = tonumber(old[1]), tonumber(old[2]), tonumber(old[3])
+    q.offset, q.due = tonumber(old[4]), tonumber(old[5])
+  end
+  q.retention_ms, q.fifo, q.dead_letter = tonumber(m[4]), m[5] == '1', m[6]
+  q.max_receives, q.in_flight_max = tonumber(m[7]), tonumber(m[8])
   local raw = ARGV[1] == '' and redis_ms() or tonumber(ARGV[1])
   now = raw + q.offset
   if now < q.last then
     q.offset = q.last - raw
     now = q.last
-    call('HSET', META, 'offset', digits(q.offset))
   end
   return true
+end
+
+local function keep_counters(busy)
+  call('HSET', META, 'counters',
+    pack(COUNTERS, q.next, q.bytes, now, q.offset, q.due, busy and 1 or 0) .. q.identity)
 end
 
 local function note(kind, number, epoch, detail)
@@ -483,9 +496,10 @@ local function next_due()
 end
 
 -- Wakes as many waiters as there are messages, in the order in which they came. A waiter whose
--- process has ended, so that nothing can be published to it, is removed from the line.
+-- process has ended, so that nothing can be published to it, is removed from the line. Returns false
+-- if none waits then.
 local function serve()
-  if call('ZCARD', WAITERS) == 0 then return end
+  if call('ZCARD', WAITERS) == 0 then return false end
 
   -- Publishes to the process of the first waiter when something is due, unless that was done.
   local function set_timer(woken)
@@ -512,7 +526,7 @@ local function serve()
   local woken = call('ZCOUNT', WOKEN, redis_s() - WOKEN_S, '+inf')
   while woken < room do
     local first = call('ZRANGE', WAITERS, 0, 0)[1]
-    if not first then return end
+    if not first then return false end
     if publish_to(first, 'W', first) > 0 then
       call('ZREM', WAITERS, first)
       call('ZADD', WOKEN, redis_s(), first)
@@ -522,13 +536,13 @@ local function serve()
     end
   end
   set_timer(woken)
+  return true
 end
 
 -- Writes the changes back, and wakes waiting pulls. Returns how many messages are in the outbox.
 local function close()
   if next(touched) then relist_touched() end
-  call('HSET', META, 'next', digits(q.next), 'bytes', digits(q.bytes), 'last', digits(now),
-    'due', digits(q.due))
-  serve()
-  return call('ZCARD', OWED)
+  local has_waiters, owed = serve(), call('ZCARD', OWED)
+  keep_counters(has_waiters or owed > 0)
+  return owed
 end

@@ -1,20 +1,22 @@
--- Findings of `one message per dedup id`: a push of the part, and an earlier one with its id, in
+-- Findings of `one message per dedup id`: a push of a part that is judged, and an earlier
+-- one with its id, in
 -- any part, whose window had not passed.
 --
 --   check      which check failed, by its name in `CHECKS`
---   message    its number
+--   part_number, message
+--              the number of its part among those that are judged, and its own
 --   queue      the queue's number
 --   sequence   the push that breaks the check
 --   at_ms      when it happened
 --   detail     the finding in words
 WITH pushes AS (
-  SELECT message, own, life_events.queue AS queue, sequence, at_ms, dedup_hash, group_hash, fifo,
-    dedup_per_group, emptied_before
+  SELECT message, part_number, life_events.queue AS queue, sequence, at_ms, dedup_hash, group_hash,
+    fifo, dedup_per_group, emptied_before
   FROM life_events ASOF LEFT JOIN periods
     ON periods.queue = life_events.queue AND sequence >= from_sequence
   WHERE kind = 'Pushed' AND dedup_hash IS NOT NULL
   UNION ALL
-  SELECT message, own, queue, pushed, pushed_ms, dedup_hash, group_hash, fifo,
+  SELECT message, part_number, queue, pushed, pushed_ms, dedup_hash, group_hash, fifo,
     dedup_per_group, emptied_before
   FROM messages WHERE plain AND dedup_hash IS NOT NULL
 ), compared AS (
@@ -27,7 +29,7 @@ WITH pushes AS (
     CASE WHEN coalesce(dedup_per_group, true) THEN group_hash END
     ORDER BY sequence ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 )
-SELECT 'one message per dedup id' AS "check", message, queue, sequence, at_ms,
+SELECT 'one message per dedup id' AS "check", part_number, message, queue, sequence, at_ms,
   concat('its dedup id made message ', CAST(latest[2] AS varchar), ' ',
     CAST(at_ms - latest[1] AS varchar), ' ms before') AS detail
-FROM compared WHERE own AND at_ms < latest[1] + {DEDUP_WINDOW_MS}
+FROM compared WHERE part_number IS NOT NULL AND at_ms < latest[1] + {DEDUP_WINDOW_MS}

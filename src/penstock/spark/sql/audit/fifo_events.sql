@@ -2,12 +2,13 @@
 -- of the message before it.
 --
 --   message       its number
---   own           whether it is of the part that is judged
+--   part_number   of its part among those that are judged, null if it is of another
 --   sequence, kind, queue, at_ms, to_queue, group_hash
 --                 the event
 --   entered       where it was pushed, or moved to this queue
 --   group_before  the hash of its group, 0 if it has none, null if not known
-SELECT message, own, sequence, kind, life_events.queue AS queue, at_ms, to_queue, group_hash,
+SELECT message, part_number, sequence, kind, life_events.queue AS queue, at_ms, to_queue,
+  group_hash,
   last_value(CASE WHEN kind IN ('Pushed', 'Moved') THEN sequence END IGNORE NULLS)
     OVER earlier AS entered,
   last_value(CASE WHEN kind = 'Pushed' THEN coalesce(group_hash, 0) END IGNORE NULLS)

@@ -1,7 +1,8 @@
 -- Findings about one message: an event breaks at most one of these checks.
 --
 --   check      which check failed, by its name in `CHECKS`
---   message    its number
+--   part_number, message
+--              the number of its part among those that are judged, and its own
 --   queue      the queue's number
 --   sequence   the event that breaks the check
 --   at_ms      when it happened
@@ -41,7 +42,7 @@ WITH judged AS (
   FROM states ASOF LEFT JOIN periods
     ON periods.queue = states.queue AND sequence >= from_sequence
 )
-SELECT "check", message, queue, sequence, at_ms,
+SELECT "check", part_number, message, queue, sequence, at_ms,
   concat(kind, coalesce(' by claim ' || CAST(epoch AS varchar), ''), ' of a message that ',
     CASE WHEN state IS NULL THEN 'was never pushed'
       WHEN "check" = 'nothing after the end' AND state <> 'departed' THEN 'was gone'

@@ -4,7 +4,8 @@
 -- because its push is not in the journal, is left out.
 --
 --   check      which check failed, by its name in `CHECKS`
---   message    its number
+--   part_number, message
+--              the number of its part among those that are judged, and its own
 --   queue      the queue's number
 --   sequence   the claim that breaks the check
 --   at_ms      when it happened
@@ -26,16 +27,16 @@ WITH moments AS (
   FROM messages WHERE plain AND fifo
 ), steps AS (
   SELECT stays.queue AS queue, group_hash, entered, 1 AS after,
-    CAST(NULL AS bigint) AS message, false AS own, CAST(NULL AS bigint) AS sequence,
-    CAST(NULL AS bigint) AS at_ms,
+    CAST(NULL AS bigint) AS message, CAST(NULL AS int) AS part_number,
+    CAST(NULL AS bigint) AS sequence, CAST(NULL AS bigint) AS at_ms,
     coalesce(left_at, to_sequence, {NO_LIMIT}) AS left_at
   FROM stays ASOF LEFT JOIN emptyings
     ON emptyings.queue = stays.queue AND last_sequence >= from_sequence
   UNION ALL
-  SELECT queue, group_before, entered, 0, message, own, sequence, at_ms, NULL
+  SELECT queue, group_before, entered, 0, message, part_number, sequence, at_ms, NULL
   FROM fifo_events WHERE kind = 'Claimed' AND entered IS NOT NULL
   UNION ALL
-  SELECT queue, coalesce(group_hash, 0), pushed, 0, message, own, claimed, claimed_ms, NULL
+  SELECT queue, coalesce(group_hash, 0), pushed, 0, message, part_number, claimed, claimed_ms, NULL
   FROM messages WHERE plain AND fifo AND claimed IS NOT NULL
 ), ordered AS (
   SELECT *, max(left_at) OVER (PARTITION BY group_hash, queue ORDER BY entered, after
@@ -46,7 +47,8 @@ WITH moments AS (
     ORDER BY sequence) AS entered_before
   FROM ordered WHERE after = 0
 )
-SELECT 'order in the group' AS "check", message, queue, sequence, at_ms,
+SELECT 'order in the group' AS "check", part_number, message, queue, sequence, at_ms,
   'claimed before an earlier message of its group had left' AS detail
 FROM claims
-WHERE own AND ((entered_before IS NULL AND sequence < free_from) OR entered < entered_before)
+WHERE part_number IS NOT NULL
+  AND ((entered_before IS NULL AND sequence < free_from) OR entered < entered_before)

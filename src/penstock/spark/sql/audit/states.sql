@@ -1,7 +1,8 @@
--- A row for each event of a message of the part whose life is not plain, with the message's state
--- before it.
+-- A row for each event of a message of the judged parts whose life is not plain, with the message's
+-- state before it.
 --
 --   message        its number
+--   part_number    of its part among those that are judged
 --   sequence, kind, at_ms, queue, epoch, dead
 --                  the event
 --   state          visible, delayed, in flight, departed, gone; null before its push. A message
@@ -13,7 +14,7 @@
 --   entered        where it was pushed, or moved to this queue
 --   receives       how many claims it had in this queue, null if that is not known
 WITH seen AS (
-  SELECT message, sequence, kind, at_ms, queue, epoch, dead,
+  SELECT message, part_number, sequence, kind, at_ms, queue, epoch, dead,
     coalesce(last_value(CASE WHEN kind IN ('Pushed', 'Released')
         THEN CASE WHEN until_ms IS NULL THEN 'visible' ELSE 'delayed' END
       WHEN kind IN ('DelayEnded', 'ClaimExpired', 'Moved') THEN 'visible'
@@ -30,7 +31,7 @@ WITH seen AS (
       WHEN kind = 'Moved' THEN 0 END IGNORE NULLS) OVER earlier AS expires_ms,
     last_value(CASE WHEN kind IN ('Pushed', 'Moved') THEN sequence END IGNORE NULLS)
       OVER earlier AS entered
-  FROM life_events WHERE own AND kind <> 'Carried'
+  FROM life_events WHERE part_number IS NOT NULL AND kind <> 'Carried'
   WINDOW earlier AS (PARTITION BY message ORDER BY sequence
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 ), counted AS (
@@ -41,7 +42,7 @@ WITH seen AS (
   WINDOW earlier AS (PARTITION BY message ORDER BY sequence
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 )
-SELECT message, sequence, kind, at_ms, queue, epoch, dead, state, was_pushed,
+SELECT message, part_number, sequence, kind, at_ms, queue, epoch, dead, state, was_pushed,
   current_epoch, due_ms, expires_ms, entered,
   CASE WHEN epoch_entered >= 0 THEN coalesce(current_epoch, 0) - epoch_entered END AS receives
 FROM counted
