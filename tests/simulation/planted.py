@@ -26,7 +26,7 @@ from penstock.cluster.log import (
 )
 from penstock.cluster.membership import NodeInfo, set_register
 from penstock.cluster.other_shards import deliver_departures
-from penstock.cluster.owner import Ownership, _swap_ownership, append_extent
+from penstock.cluster.owner import Ownership, _swap_ownership, append_extent, read_ownership
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.router import Router, _pushed_back
 from penstock.cluster.snapshots import _list_snapshot, _put_chunks, keep_snapshot
@@ -731,3 +731,17 @@ class PingsWaitForRegisters(WithChoiceClass):
     """As it was: sends no ping while the registers are not answered."""
 
     choice_class = ChoiceReadingBeforeItPings
+
+
+class ChoiceTakingFromUnknownNodes(OwnerChoice):
+    def decide(self):
+        # Every owner counts as known.
+        owners = (read_ownership(register) for register in self._owners.values())
+        self._nodes |= {each.node for each in owners if each is not None}
+        super().decide()
+
+
+class ANodeThatIsNotKnownYetCountsAsStopped(WithChoiceClass):
+    """As it was: replaces an owner whose own register it has not read."""
+
+    choice_class = ChoiceTakingFromUnknownNodes

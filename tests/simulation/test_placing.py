@@ -131,6 +131,25 @@ def a_node_is_drained_while_it_announces_itself(script):
         script.cluster.schedule.violate("the shard has no owner")
 
 
+def a_node_joins_that_reads_an_owner_and_not_its_register(script):
+    """The replica that answers does not have the register of the owner's node yet."""
+    registers = script.cluster.streams.registers
+    look_all, owner = registers.look_all, script.owner
+    second = script.node_named(ranked(0, NODES)[1])
+
+    def look_late(prefix, answered):
+        def without_owner(found, error):
+            answered([each for each in found if each[0] != f"node.{owner.name}"], error)
+
+        look_all(prefix, without_owner)
+
+    registers.look_all = look_late
+    script.cluster.replace_node(script.cluster.nodes.index(second))
+    script.wait(1_500)
+    registers.look_all = look_all
+    script.cluster.placement.check_settled()
+
+
 @pytest.mark.parametrize(
     ("scenario", "planted_fault", "faults", "rule"),
     [
@@ -152,6 +171,12 @@ def a_node_is_drained_while_it_announces_itself(script):
             planted.AnnouncementsOvertakeEachOther,
             ("crash",),
             "the shard has no owner",
+        ),
+        (
+            a_node_joins_that_reads_an_owner_and_not_its_register,
+            planted.ANodeThatIsNotKnownYetCountsAsStopped,
+            (),
+            "its owner was replaced, and it was not asked",
         ),
         (
             nothing_happens,
