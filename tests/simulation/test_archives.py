@@ -156,6 +156,12 @@ def an_owner_without_an_archive_reads_an_old_register(script):
             planted.PurgesByTheRegisterAlone,
             "and the archive ends with",
         ),
+        (
+            an_owner_without_an_archive_reads_an_old_register,
+            "some",
+            planted.PurgesWhatOthersArchive,
+            "and the archive ends with",
+        ),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
