@@ -139,14 +139,15 @@ def test_a_pull_of_many_is_answered_in_several_replies_of_limited_size(on_cluste
         await queues.service.execute(PushMany("orders", [b"x"] * (PULL_MESSAGES_MAX + 500)))
         router = queues.service
         sizes = []
-        ask = router.ask
+        asker = router._asker
+        ask = asker.ask
 
         async def note_size(*arguments, **options):
             reply = await ask(*arguments, **options)
             sizes.append(len(reply))
             return reply
 
-        router.ask = note_size
+        asker.ask = note_size
         claims = await router.execute(Pull("orders", 10_000))
         assert sizes == [PULL_MESSAGES_MAX, 500]
         assert len({claim.id for claim in claims}) == PULL_MESSAGES_MAX + 500
