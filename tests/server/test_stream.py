@@ -112,6 +112,12 @@ def leave_unread(peer, link, connection, least_bytes):
         until(lambda seen=seen: peer.server.requests_seen > seen)
 
 
+def stop_sweeps(peer):
+    """The server's own sweeps end: a test gives the times itself, and no sweep at the real time
+    may see progress in between."""
+    peer.call(lambda: peer.server._sweep_timer.cancel())
+
+
 def is_ended_at(peer, connection, now_s):
     """Whether a sweep at this time closes the connection."""
     peer.call(lambda: connection.check_progress(now_s))
@@ -132,6 +138,7 @@ def test_a_few_answers_that_are_not_read_end_their_connection(start):
 def test_further_requests_give_no_more_time_to_read_the_answers(start):
     """Row 13: by the default limits."""
     peer = start()
+    stop_sweeps(peer)
     with ExitStack() as stack:
         link, connection = connect(peer, stack)
         leave_unread(peer, link, connection, 400_000)
@@ -152,6 +159,7 @@ def test_further_requests_give_no_more_time_to_read_the_answers(start):
 def test_a_client_that_reads_slowly_has_as_much_time_as_it_needs(start):
     """Row 13: what counts is that it reads some, not how long the whole takes."""
     peer = start()
+    stop_sweeps(peer)
     with ExitStack() as stack:
         link, connection = connect(peer, stack)
         leave_unread(peer, link, connection, 500_000)
@@ -161,8 +169,10 @@ def test_a_client_that_reads_slowly_has_as_much_time_as_it_needs(start):
             wanted = unsent_bytes(peer, connection) - WRITE_PROGRESS_BYTES
             while unsent_bytes(peer, connection) > wanted:
                 assert link.recv(4_096)
-        assert not is_ended_at(peer, connection, now_s + 25 * 6)
-        assert is_ended_at(peer, connection, now_s + 25 * 6 + 31)
+        now_s += 25 * 6
+        assert not is_ended_at(peer, connection, now_s)
+        # The system may still take bytes for what was read last; then nothing moves any more.
+        assert any(is_ended_at(peer, connection, now_s + 31 * later) for later in range(1, 10))
 
 
 def test_over_the_limit_of_all_connections_those_that_hold_the_most_are_ended(start):

@@ -24,7 +24,7 @@ def store(tmp_path):
 @pytest.mark.timeout(600)
 def test_a_lake_and_a_batch_of_rows_reach_the_store_that_serve_holds(spark, store, tmp_path):
     lake = Lake.open(tmp_path / "lake", create=True)
-    with serve("--data", str(store), environment={"PENSTOCK_DURABILITY": "os"}) as server:
+    with serve("--data", str(store)) as server:
         client = server.client()
         url = client.create_queue(QueueName="orders")["QueueUrl"]
         client.send_message(QueueUrl=url, MessageBody="from SQS")
