@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+import penstock
 from penstock.errors import BackendLost, StaleReceipt, UnavailableError
 from tests.conftest import FULL
-from tests.rabbit import PAUSE
+from tests.rabbit import PAUSE, shared_broker
 from tests.server.conftest import until
 
 pytestmark = pytest.mark.service("rabbitmq-server")
@@ -129,6 +130,20 @@ def test_a_broker_ended_and_started_under_load_loses_no_answered_push(
     with connect(options) as queues:
         assert queues.describe(name).settings.visibility_ms == 30_000
         queues.remove(name)
+
+
+@pytest.mark.skipif(not FULL, reason="with FULL=1: a broker of its own takes its time to start")
+def test_a_new_broker_killed_at_once_still_has_the_queues_and_their_messages():
+    """Row 12: RabbitMQ saves the name of its first stream, the registry, only a second later."""
+    with shared_broker() as broker:
+        with penstock.connect(broker.url) as queues:
+            queues.create("orders", visibility_timeout=77)
+            queues.push("orders", b"first")
+        broker.stop(signal.SIGKILL)
+        broker.start()
+        with penstock.connect(broker.url) as queues:
+            assert queues.describe("orders").settings.visibility_ms == 77_000
+            assert queues.pull("orders").body == b"first"
 
 
 def test_a_broker_that_stalls_gives_errors_in_time_and_is_used_again_afterwards(

@@ -29,6 +29,9 @@ SNAPSHOT_AFTER: Final = 1_000
 _PREFETCH: Final = 500
 # After a start, or the loss of a node, it may take some time until a stream can be read.
 _RETRY_S: Final = 0.1
+# RabbitMQ registers a stream in a file that it writes when nothing changed for half a second, at
+# the latest a second after. Killed before, it never finds the stream again.
+_REGISTERED_S: Final = 1.5
 _STREAM_ARGUMENTS: Final = {"x-queue-type": "stream"}
 _SNAPSHOT_ARGUMENTS: Final = {"x-max-length": 1}
 
@@ -182,7 +185,9 @@ class Registry:
 
     async def _load(self, session: AmqpSession) -> None:
         """Declares the stream, and loads the snapshot if there is one."""
-        await self._declare(session, STREAM, _STREAM_ARGUMENTS)
+        if not await self._exists(session, STREAM):
+            await self._declare(session, STREAM, _STREAM_ARGUMENTS)
+            await asyncio.sleep(_REGISTERED_S)
         offset = -1
         try:
             await self._declare(session, SNAPSHOT, _SNAPSHOT_ARGUMENTS)
@@ -205,6 +210,16 @@ class Registry:
             offset = snapshot.offset
         self._next_offset = offset + 1
         self._snapshot_offset = offset
+
+    async def _exists(self, session: AmqpSession, name: str) -> bool:
+        """Whether a queue is known to the broker and can be used."""
+        try:
+            await session.control(lambda channel: channel.queue_declare(name, passive=True))
+        except RefusedByBroker as refused:
+            if refused.code != NOT_FOUND:
+                raise
+            return False
+        return True
 
     async def _declare(self, session: AmqpSession, name: str, arguments: dict[str, Any]) -> None:
         await session.control(
