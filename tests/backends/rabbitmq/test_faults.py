@@ -1,18 +1,22 @@
 """RabbitMQ killed, stopped or stalled under load, and processes that end with claims."""
 
 import os
+import re
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock
+from penstock.backends.rabbitmq import registry
 from penstock.errors import BackendLost, StaleReceipt, UnavailableError
 from tests.conftest import FULL
 from tests.rabbit import PAUSE, shared_broker
@@ -20,6 +24,9 @@ from tests.server.conftest import until
 
 pytestmark = pytest.mark.service("rabbitmq-server")
 TIMEOUT_S = 90
+own_broker = pytest.mark.skipif(
+    not FULL, reason="with FULL=1: a broker of its own takes its time to start"
+)
 PRODUCERS = 3
 CONSUMERS = 3
 BEFORE, AFTER = (1_000, 1_000) if FULL else (150, 150)
@@ -132,7 +139,7 @@ def test_a_broker_ended_and_started_under_load_loses_no_answered_push(
         queues.remove(name)
 
 
-@pytest.mark.skipif(not FULL, reason="with FULL=1: a broker of its own takes its time to start")
+@own_broker
 def test_a_new_broker_killed_at_once_still_has_the_queues_and_their_messages():
     """Row 12: RabbitMQ saves the name of its first stream, the registry, only a second later."""
     with shared_broker() as broker:
@@ -143,6 +150,26 @@ def test_a_new_broker_killed_at_once_still_has_the_queues_and_their_messages():
         broker.start()
         with penstock.connect(broker.url) as queues:
             assert queues.describe("orders").settings.visibility_ms == 77_000
+            assert queues.pull("orders").body == b"first"
+
+
+@own_broker
+def test_a_registry_that_rabbitmq_lost_is_removed_by_the_documented_command(monkeypatch):
+    """Row 12: the queues are created again, and their messages are still there."""
+    monkeypatch.setattr(registry, "_REGISTERED_S", 0)
+    page = (Path(__file__).parents[3] / "docs" / "rabbitmq.md").read_text()
+    (command,) = re.findall(r"^rabbitmqctl (eval .*)$", page, re.MULTILINE)
+    with shared_broker() as broker:
+        with penstock.connect(broker.url) as queues:
+            queues.create("orders")
+            queues.push("orders", b"first")
+        broker.stop(signal.SIGKILL)
+        broker.start()
+        with pytest.raises(BackendLost, match="penstock/registry cannot be read"):
+            penstock.connect(f"{broker.url}?timeout=10")
+        broker.control(*shlex.split(command))
+        with penstock.connect(broker.url) as queues:
+            queues.create("orders")
             assert queues.pull("orders").body == b"first"
 
 
