@@ -71,6 +71,15 @@ def has_caught_up(queues):
     return progress is not None and progress.behind_bytes == 0
 
 
+def until_mirrored(queues, rabbit, new):
+    """Waits until all commands so far are mirrored, by creating a queue.
+
+    What the mirror says of itself may be older than the last commands; a new queue is not.
+    """
+    queues.create(new)
+    until(lambda: queue_exists(rabbit, new), TIMEOUT_S)
+
+
 def test_an_amqp_client_sees_what_the_store_has(rabbit, store, name):
     url = f"mirror:?primary=file:{store}&mirror={rabbit.url}"
     with connect(url) as queues:
@@ -85,7 +94,7 @@ def test_an_amqp_client_sees_what_the_store_has(rabbit, store, name):
         queues.delete(queues.pull(name))
         # The claim that is still held is hidden on the mirror, too.
         expected = [each.body for each in queues.peek(name, 100)]
-        until(lambda: has_caught_up(queues))
+        until_mirrored(queues, rabbit, f"{name}-end")
         with connect(rabbit.url) as mirrored:
             until(lambda: mirrored.stats(name).visible == len(expected))
         found = take_all(rabbit, name)
@@ -128,9 +137,7 @@ def test_a_broker_stopped_or_killed_under_load_has_every_message_once(rabbit, st
         for claim in held[:20]:
             queues.delete(claim)
         expected = [each.body for each in queues.peek(name, 1_000)]
-        # What the mirror says of itself may be older than the last commands; this queue is not.
-        queues.create(f"{name}-end")
-        until(lambda: queue_exists(rabbit, f"{name}-end"), TIMEOUT_S)
+        until_mirrored(queues, rabbit, f"{name}-end")
         until(lambda: has_caught_up(queues), TIMEOUT_S)
         until(lambda: queues.service.mirror.progress.error is None)
         with connect(rabbit.url) as mirrored:
