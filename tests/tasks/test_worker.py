@@ -288,9 +288,10 @@ def test_a_changed_source_file_restarts_the_processes(make_shop, file_url):
     shop.start("--reload")
     module = shop.app()
     assert module.version.push().get(TIMEOUT_S) == 1
-    shop.write(source.replace("return 1", "return 2"))
+    # Of another size: by size and second of its source, Python knows whether a .pyc file is old.
+    shop.write(source.replace("return 1", "return 22"))
     until(lambda: "a source file has changed" in shop.printed())
-    until(lambda: module.version.push().get(TIMEOUT_S) == 2)
+    until(lambda: module.version.push().get(TIMEOUT_S) == 22)
     module.app.close()
 
 
@@ -309,8 +310,9 @@ def test_the_metrics_of_all_processes_are_served_for_prometheus(make_shop, file_
             return ""
 
     until(lambda: 'penstock_task_attempts_total{outcome="done",task="add"} 20.0' in page())
-    assert "penstock_worker_processes 2.0" in page()
-    assert 'penstock_worker_tasks{state="running"} 0.0' in page()
+    # The other process may not have begun yet, and the last report may be older than the end.
+    until(lambda: "penstock_worker_processes 2.0" in page())
+    until(lambda: 'penstock_worker_tasks{state="running"} 0.0' in page())
     code, _, err = shop.run("worker", "shop:app", "--metrics", str(port))
     assert code == 7
     assert f"metrics: cannot listen on 127.0.0.1:{port}" in err
@@ -333,14 +335,14 @@ def test_limits_of_rate_and_concurrency_hold_across_processes(make_shop, store_u
             mine.unlink()
             note("narrow-done")
 
-        @app.task(rate="4/2s", queue="slow")
+        @app.task(rate="4/3s", queue="slow")
         def slow(number: int) -> None:
             (SEEN / f"start-{time.time_ns()}").touch()
         """,
     )
     module = shop.app()
     module.narrow.push_many([(number,) for number in range(24)])
-    module.slow.push_many([(number,) for number in range(10)])
+    module.slow.push_many([(number,) for number in range(8)])
     shop.start("--processes", "2", "--threads", "8")
     until(lambda: shop.noted("narrow-done") == 24)
     assert {n for n in shop.names() if n.startswith("together")} <= {"together-1", "together-2"}
@@ -348,7 +350,7 @@ def test_limits_of_rate_and_concurrency_hold_across_processes(make_shop, store_u
     def starts():
         return sorted(int(n.split("-")[1]) for n in shop.names() if n.startswith("start-"))
 
-    until(lambda: len(starts()) == 10)
+    until(lambda: len(starts()) == 8)
     # Of any five starts, the last has its token at least a period after the first. On a busy
     # machine a task may start some time after it got its token.
     gaps_s = [(b - a) / 1e9 for a, b in zip(starts(), starts()[4:], strict=False)]
