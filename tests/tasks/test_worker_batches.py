@@ -73,12 +73,13 @@ def test_one_thread_gets_its_tasks_in_advance_and_they_are_deleted_in_batches(
     make_shop, redis_server
 ):
     redis_server.ask("FLUSHALL")
+    # A task that calls the system, as `note` does, may take as long as a command to Redis does: then
+    # there is nothing to batch.
     shop = make_shop(
         redis_server.url,
         """
         @app.task
-        def short(number: int) -> None:
-            note("ran")
+        def short(number: int) -> None: ...
         """,
     )
     module = shop.app()
@@ -88,11 +89,12 @@ def test_one_thread_gets_its_tasks_in_advance_and_they_are_deleted_in_batches(
         client.config_set("slowlog-max-len", 100_000)
         client.config_set("slowlog-log-slower-than", 0)
         client.slowlog_reset()
-        assert shop.run("worker", "shop:app", "--burst", "--threads", "1")[0] == 0
+        code, _, err = shop.run("worker", "shop:app", "--burst", "--threads", "1")
         commands = [each["command"].split() for each in client.slowlog_get(100_000)]
         client.config_set("slowlog-log-slower-than", 10_000)
         client.slowlog_reset()
-    assert shop.noted("ran") == count
+    assert code == 0, err
+    assert f"stopped after {count:,} done, 0 retried, 0 failed" in err
     assert module.app.service.execute(Stats("tasks")).messages == 0
     calls = [each[1].decode() for each in commands if each[0] == b"EVALSHA"]
     pulls, deletes = (calls.count(scripts.SCRIPTS[name].sha) for name in ("pull", "receipts"))
