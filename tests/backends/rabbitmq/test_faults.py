@@ -177,7 +177,8 @@ def test_a_broker_that_stalls_gives_errors_in_time_and_is_used_again_afterwards(
     rabbit, name, connect
 ):
     """Row 12: no call hangs past the timeout while the broker is stopped by a signal."""
-    with connect("?timeout=1") as queues, ThreadPoolExecutor(8) as pool:
+    # A busy broker may take longer than a second also if it is not stopped.
+    with connect("?timeout=3") as queues, ThreadPoolExecutor(8) as pool:
         queues.create(name, visibility_timeout=300)
         queues.push_many(name, ["held", "doomed", "ready"])
         held, doomed = queues.pull_many(name, 2)
