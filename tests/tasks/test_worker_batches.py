@@ -73,7 +73,7 @@ def test_one_thread_gets_its_tasks_in_advance_and_they_are_deleted_in_batches(
     make_shop, redis_server
 ):
     redis_server.ask("FLUSHALL")
-    # A task that calls the system, as `note` does, may take as long as a command to Redis does: then
+    # A task that calls the system, as `note` does, may take as long as a command to Redis: then
     # there is nothing to batch.
     shop = make_shop(
         redis_server.url,
