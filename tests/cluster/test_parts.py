@@ -39,7 +39,7 @@ async def counts_between_parts(owned):
 
     answers._sender = ReplyTaker()
     (question,) = calls.write_command(Stats("orders"))
-    asked = []
+    asked: list[int] = []
     while len(found) < len(asked) or len(deliveries) < MANY:
         if len(deliveries) > max(asked, default=0):
             asked.append(len(deliveries))

@@ -240,7 +240,10 @@ def test_a_queue_with_a_message_in_its_outbox_is_removed_after_it_has_arrived(sh
     assert asyncio.run(remove()) == 1
 
 
-def test_many_sweepers_at_once_return_each_message_once(shared_redis):
+def test_many_sweepers_at_once_return_each_message_once(shared_redis, monkeypatch):
+    # None of them sweeps by itself meanwhile.
+    monkeypatch.setattr(sweeper, "SWEEP_S", 600.0)
+
     async def race():
         url = read_url(f"{shared_redis.url}?prefix=sweepers")
         services = [await open_async_service(url) for _ in range(8)]
@@ -317,7 +320,7 @@ def test_a_waiting_pull_claims_a_delayed_message_with_one_call_at_its_time():
         with penstock.connect(server.url) as queues, redis.Redis(port=server.port) as client:
             queues.create("orders")
             for number in range(3):
-                queues.push("orders", f"{number}", delay=0.4 + 0.2 * number)
+                queues.push("orders", f"{number}", delay=0.8 + 0.4 * number)
             client.slowlog_reset()
             claims = [queues.pull("orders", wait=20) for _ in range(3)]
             assert [claim and claim.body for claim in claims] == [b"0", b"1", b"2"]

@@ -320,7 +320,8 @@ def test_lost_connections_leave_no_socket_open_however_many_threads_used_them(se
         for each in working:
             each.result(TIMEOUT_S)
     until(lambda: len(server.frames.connections) == 1)
-    until(lambda: descriptors() == before)
+    # One that an earlier test has left open may be closed meanwhile.
+    until(lambda: descriptors() <= before)
 
 
 def lost_midway(silent, command):
