@@ -13,11 +13,6 @@ def offences_of(rule, path, text):
     return [offence.text for offence in rule(path, text)]
 
 
-def test_the_tree_is_in_order():
-    offences = tidy.check_tree()
-    assert not offences, "\n".join(map(str, offences))
-
-
 def test_every_file_that_git_tracks_is_looked_at():
     assert {"pyproject.toml", "src/penstock/__init__.py", TIDY} <= set(tidy.files())
 
