@@ -1,4 +1,4 @@
-"""The tree follows its style rules, and each rule can fail."""
+"""Each style rule can fail; `make test` applies them to the tree."""
 
 import pytest
 
