@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from penstock.cli.metrics_page import CONNECTIONS_MAX, MetricsPage
 from tests.measure import memory_bytes
+from tests.server.conftest import until
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 @pytest.fixture
@@ -102,10 +103,11 @@ def test_silent_connections_do_not_block_others_and_cost_little(page, record_pro
             silent.append(wire)
             wire.sendall(b"GET /metr")
         assert b"penstock_test 7.0" in ask(page, b"GET /metrics HTTP/1.0\r\n\r\n")
+        # The thread of a connection that was closed ends when the system lets it run.
+        until(lambda: threading.active_count() - before <= 2 * CONNECTIONS_MAX)
         taken = threading.active_count() - before
         taken_mib = max(0, memory_bytes(os.getpid()) - before_bytes) / 2**20
         record_property("figure", f"{taken} threads, {taken_mib:.1f} MiB for {len(silent)} silent")
-        assert taken <= 2 * CONNECTIONS_MAX
         # The oldest were closed.
         assert read_all(silent[0]) == b""
     finally:

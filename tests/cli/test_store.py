@@ -240,7 +240,7 @@ def test_a_reader_sees_an_entry_soon_after_its_sync(tmp_path):
     with penstock.connect(f"file:{tmp_path}/store?embedded=1&durability=interval") as queues:
         queues.create("q")
         queues.push("q", "soon")
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + 60
         seen = ""
         while "soon" not in seen:
             assert time.monotonic() < give_up

@@ -9,7 +9,7 @@ from penstock.cluster.open import open_node, open_router
 from penstock.cluster.placement import ranked
 from penstock.url import read_url
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 class Cluster:

@@ -16,6 +16,7 @@ from penstock.cluster.nats_servers import NatsServers, find_program
 from penstock.cluster.operations import operate
 from penstock.url import read_url
 from tests.conftest import MEMORY
+from tests.ports import lasting_port
 
 TIMEOUT_S = 60
 POLL_S = 0.05
@@ -33,7 +34,8 @@ def _in_memory():
 def nats_in_memory():
     """Three NATS servers with their files in memory: these tests do not simulate power cuts."""
     root = Path(tempfile.mkdtemp(prefix="penstock-", dir=_in_memory()))
-    servers = NatsServers(root)
+    # The system would give ports that it may give to other processes before the servers listen.
+    servers = NatsServers(root, ports=[lasting_port() for _ in range(6)])
     try:
         servers.start()
         yield servers

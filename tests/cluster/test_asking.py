@@ -8,6 +8,7 @@ from penstock.cluster import calls
 from penstock.cluster.attempts import NotDone
 from penstock.errors import InvalidField, InvalidReceipt, QueueNotFound
 from penstock.service import Delete, Extend, Pull, Push
+from tests.cluster.nodes import TIMEOUT_S
 
 
 def test_commands_of_one_turn_share_entries_and_keep_their_order(on_cluster):
@@ -188,7 +189,7 @@ def test_a_request_that_was_lost_on_its_way_is_sent_again(on_cluster):
         await received.wait()
         owned._subscription = await client.subscribe(subject, cb=owned._take)
         await instead.unsubscribe()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             sent = await pushing
         assert [claim.id for claim in await queues.pull_many("orders", 10)] == [sent]
 
@@ -199,8 +200,6 @@ def test_a_command_is_repeated_at_once_if_the_owner_announces_itself_meanwhile(
     on_cluster, monkeypatch
 ):
     """A router may read the term from the register before the new owner has subscribed."""
-    monkeypatch.setattr("penstock.cluster.attempts._RETRY_S", 60.0)
-    monkeypatch.setattr("penstock.cluster.attempts._RETRY_S_MAX", 60.0)
 
     async def work(cluster):
         await cluster.add("a")
@@ -224,7 +223,9 @@ def test_a_command_is_repeated_at_once_if_the_owner_announces_itself_meanwhile(
             return await try_once(*arguments)
 
         monkeypatch.setattr(asker, "_try", fail_twice)
-        async with asyncio.timeout(20):
+        monkeypatch.setattr("penstock.cluster.attempts._RETRY_S", 600.0)
+        monkeypatch.setattr("penstock.cluster.attempts._RETRY_S_MAX", 600.0)
+        async with asyncio.timeout(TIMEOUT_S):
             await queues.push("orders", b"x")
         assert tries == 3
 

@@ -8,6 +8,7 @@ from penstock.aio import AsyncQueues
 from penstock.cluster.open import open_router
 from penstock.errors import PenstockError
 from penstock.service import Claim, Stats
+from tests.cluster.nodes import TIMEOUT_S
 
 COUNT = 12
 
@@ -59,7 +60,7 @@ class Between:
     async def check_arrived(self):
         """Every message is in the dead-letter queue once, with its source."""
         found: list[Claim] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(TIMEOUT_S):
             while len(found) < COUNT:
                 found += await self.queues.pull_many(self.dead, 100, wait=1)
         assert sorted(int(each.body) for each in found) == list(range(COUNT))
@@ -111,7 +112,7 @@ def test_the_owner_is_killed_after_they_arrived_and_before_it_noted_that(on_clus
 
         monkeypatch.setattr(router, "push_dead_letter", push_and_hang)
         await between.release_all()
-        await asyncio.wait_for(carried.wait(), 20)
+        await asyncio.wait_for(carried.wait(), TIMEOUT_S)
         assert between.source().engine.shard.departed.deliveries
         await cluster.crash("a")
 
@@ -129,7 +130,7 @@ def test_dead_letters_of_a_spread_queue_reach_a_spread_dead_letter_queue(on_clus
         claims = await queues.pull_many("work", COUNT)
         await asyncio.gather(*(queues.release(claim) for claim in claims))
         found: list[Claim] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             while len(found) < COUNT:
                 found += await queues.pull_many("dead", 100, wait=1)
         assert {each.source for each in found} == {"work"}
@@ -163,30 +164,34 @@ def test_a_redrive_that_is_interrupted_and_repeated_moves_each_message_once(
             await queues.push("work", b"%d" % number)
         for claim in await queues.pull_many("work", COUNT):
             await queues.release(claim)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             while (await queues.stats(dead)).messages < COUNT:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         # A router that ends after it has pushed a message, before it has deleted it.
         ending = await open_router(cluster.address)
-        deletes = 0
+        deletes = deleted = 0
         by_receipt = ending._by_receipt
 
         async def end_router(command):
-            nonlocal deletes
+            nonlocal deletes, deleted
             deletes += 1
             if deletes == 4:
                 await ending.close()
-            return await by_receipt(command)
+            reply = await by_receipt(command)
+            # On a busy machine, some claims have expired before.
+            deleted += 1
+            return reply
 
         monkeypatch.setattr(ending, "_by_receipt", end_router)
         with pytest.raises(PenstockError):
             await AsyncQueues(ending).redrive(dead)
         moved = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             while (await router.execute(Stats(dead))).messages:
                 moved += await queues.redrive(dead)
                 await asyncio.sleep(0.05)
-        assert moved == COUNT - 3
+        assert deleted <= 3
+        assert moved == COUNT - deleted
         back = await queues.pull_many("work", 100)
         assert sorted(int(each.body) for each in back) == list(range(COUNT))
 
@@ -203,7 +208,7 @@ def test_a_redrive_that_takes_longer_than_its_claims_moves_each_message_once(
         home = router.shard_of("work")
         dead = next(f"dead{n}" for n in range(50) if router.shard_of(f"dead{n}") != home)
         await queues.create("work", dead_letter=dead, max_receives=1)
-        await queues.configure(dead, visibility_timeout=0.2)
+        await queues.configure(dead, visibility_timeout=0.5)
         for number in range(3):
             await queues.push("work", b"%d" % number)
         for claim in await queues.pull_many("work", 3):
@@ -216,12 +221,12 @@ def test_a_redrive_that_takes_longer_than_its_claims_moves_each_message_once(
             pushes += 1
             if pushes == 1:
                 # Meanwhile the claims of this redrive expire.
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(1)
             return await push(command)
 
         monkeypatch.setattr(router, "_push", push_late)
         moved = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             while moved < 3:
                 moved += await AsyncQueues(router).redrive(dead)
         back = await queues.pull_many("work", 100)

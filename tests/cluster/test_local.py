@@ -22,6 +22,7 @@ from penstock.cluster.jetstream import open_client
 from penstock.cluster.placement import first_shard
 from penstock.service import Peek, Pull, Push, Stats
 from tests.cluster.processes import TIMEOUT_S
+from tests.measure import SLACK
 from tests.server.sqs.conftest import serve
 from tests.tasks.conftest import Shop
 
@@ -95,7 +96,7 @@ def stopped(local_cluster):
         queues.push(QUEUE, b"before")
     stopped = StoppedOwner(local_cluster)
     stopped.begin()
-    asyncio.run(local_cluster.until_replaced(0, stopped.owner, 10))
+    asyncio.run(local_cluster.until_replaced(0, stopped.owner, 10 * SLACK))
     yield stopped
     if not stopped.resumed.is_set():
         local_cluster.signal(stopped.owner, signal.SIGCONT)

@@ -1,14 +1,15 @@
 """Large requests to the owner of a shard: executed in parts, with other requests in between."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 
 from penstock.cluster import calls
+from penstock.cluster.attempts import read_answer
 from penstock.errors import InvalidField, QueueNotFound
-from penstock.service import Batch, ConfigureQueue, Pull, Push, PushMany
+from penstock.service import Batch, ConfigureQueue, Pull, Push, PushMany, Stats
 from penstock.wire.frames.frames import PULL_MESSAGES_MAX
+from tests.cluster.nodes import TIMEOUT_S
 
 MANY = 10_000
 ATTRIBUTES: dict[str, str | bytes] = {"kind": "test", "number": "17"}
@@ -21,22 +22,31 @@ def large(kind, count=MANY):
     return PushMany("orders", [b"%d" % n for n in range(count)], attributes=ATTRIBUTES)
 
 
-@asynccontextmanager
-async def watching(cluster, queue):
-    """The numbers of messages that another client is answered meanwhile."""
-    other = await cluster.connect()
-    seen: list[int] = []
+async def counts_between_parts(owned):
+    """The numbers of messages that another client is answered, who asks after each change.
 
-    async def watch():
-        while True:
-            seen.append((await other.stats(queue)).messages)
+    It asks in the event loop itself: a round through NATS may take as long as the whole request.
+    """
+    answers, deliveries = owned._answers, owned.engine.shard.names["orders"].deliveries
+    sender, found = answers._sender, {}
 
-    task = asyncio.create_task(watch())
-    try:
-        yield seen
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+    class ReplyTaker:
+        def send(self, subject, token, data):
+            if subject != "here":
+                sender.send(subject, token, data)
+            elif data[:1] != calls.IN_PROGRESS:
+                found[token] = read_answer(Stats("orders"), data[:1], data[1:]).messages
+
+    answers._sender = ReplyTaker()
+    (question,) = calls.write_command(Stats("orders"))
+    asked = []
+    while len(found) < len(asked) or len(deliveries) < MANY:
+        if len(deliveries) > max(asked, default=0):
+            asked.append(len(deliveries))
+            answers.take(("here", asked[-1]), question)
+        await asyncio.sleep(0)
+    answers._sender = sender
+    return [found[token] for token in asked]
 
 
 @pytest.mark.parametrize("kind", ["batch", "bulk push"])
@@ -45,9 +55,11 @@ def test_other_clients_are_answered_between_the_parts_of_a_large_request(on_clus
 
     async def work(cluster):
         queues = await cluster.open_queue("orders")
-        async with watching(cluster, "orders") as seen:
-            replies = await queues.service.execute(large(kind))
+        (owned,) = cluster.owned_shards()
+        watching = asyncio.create_task(counts_between_parts(owned))
+        replies = await queues.service.execute(large(kind))
         assert len({reply.id for reply in replies}) == MANY
+        seen = await watching
         assert any(0 < count < MANY for count in seen)
         assert seen == sorted(seen)
         bodies = [claim.body for claim in await queues.pull_many("orders", MANY)]
@@ -96,7 +108,7 @@ def test_settings_are_changed_after_the_last_part_of_a_large_request(on_cluster)
         (message,) = calls.write_command(ConfigureQueue("orders", {"visibility_ms": 77_000}))
         answers.take(("here", 2), message)
         assert owned.engine.shard.names["orders"].settings.visibility_ms != 77_000
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             await done.wait()
         answers._sender = sender
         assert replies == [(1, calls.REPLY_WHOLE), (2, calls.REPLY_WHOLE)]
@@ -127,7 +139,7 @@ def test_a_shard_is_handed_over_after_the_last_part_of_a_large_request(on_cluste
         assert owned._answers._in_parts
         await owned.hand_over()
         assert not owned._answers._in_parts
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             assert len(await pushing) == MANY
 
     on_cluster(work, shards=1)

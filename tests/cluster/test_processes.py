@@ -27,13 +27,14 @@ from penstock.service import Peek, Pull, Push, Stats
 from tests.cluster.ledger import LoadLedger
 from tests.cluster.processes import TIMEOUT_S
 from tests.conftest import FULL
+from tests.measure import SLACK
 
 STOPS = 50 if FULL else 3
 MOVES = 50 if FULL else 4
 KILLS = 20 if FULL else 2
 # The limits of the scorecard (rows 10 and 11).
-FAILOVER_S = 10
-HEALED_S = 15
+FAILOVER_S = 10 * SLACK
+HEALED_S = 15 * SLACK
 _names = (f"queue{n}" for n in itertools.count())
 
 

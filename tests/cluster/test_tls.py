@@ -9,10 +9,11 @@ import pytest
 
 from penstock.aio import AsyncQueues
 from penstock.cluster.address import read_address
-from penstock.cluster.nats_servers import find_program, free_ports
+from penstock.cluster.nats_servers import find_program
 from penstock.cluster.open import open_node, open_router
 from penstock.errors import BackendLost
 from penstock.url import read_url
+from tests.ports import lasting_port
 from tests.rabbit import CERTIFICATE
 
 pytestmark = [
@@ -34,7 +35,7 @@ def tls_server(tmp_path_factory):
     """A NATS server that requires TLS: its port, and the directory of its certificate."""
     root = tmp_path_factory.mktemp("tls")
     make_certificate(root)
-    (port,) = free_ports(1)
+    port = lasting_port()
     (root / "nats.conf").write_text(CONFIGURATION.format(port=port, root=root))
     with nats_server(root / "nats.conf"):
         yield port, root

@@ -243,8 +243,10 @@ def test_status_shows_gaps_and_how_far_a_standby_is_behind(
         await cluster.add("b")
         other = cluster.nodes["b"].node
         await cluster.until(lambda: 0 in other._standbys and other._standbys[0].replica.gaps)
-        resumed.clear()
         slot = owner.owned[0].journal.slot
+        # No read is on its way that could find what is pushed below.
+        await cluster.until(lambda: other._standbys[0].replica.next_slot > slot)
+        resumed.clear()
         for _ in range(4):
             await queues.push("q", b"y")
         behind = owner.owned[0].journal.slot - slot

@@ -65,6 +65,21 @@ def call_in(loop, function):
     return asyncio.run_coroutine_threadsafe(run(), loop).result(TIMEOUT_S)
 
 
+def limit_times(call, server, **times):
+    """Gives a server shorter limits of time from now on; `call` runs a function in its event loop.
+
+    A test first brings its connections into the state that it is about, however long that takes.
+    """
+
+    def change():
+        server.limits = server.limits._replace(**times)
+        server._sweep_timer.cancel()
+        server._sweep_s = min(times.values()) / 4
+        server._sweep()
+
+    call(change)
+
+
 class UnixEndpoint:
     """The address of a socket at a path, for a client that starts no daemon."""
 

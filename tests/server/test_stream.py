@@ -14,7 +14,7 @@ from penstock.wire.frames.bodies import encode_command
 from tests.measure import SLACK, memory_bytes
 from tests.server.carrot.conftest import BrokerInThread
 from tests.server.carrot.test_session import get, receive
-from tests.server.conftest import DaemonProcess, ServerInThread, until
+from tests.server.conftest import DaemonProcess, ServerInThread, limit_times, until
 from tests.server.frames.test_ipc import FrameWire, SlowJournal
 from tests.server.probe import probing
 
@@ -126,11 +126,12 @@ def is_ended_at(peer, connection, now_s):
 
 def test_a_few_answers_that_are_not_read_end_their_connection(start):
     """Row 13: less than the limit at which a connection is not read any more."""
-    peer = start(stall_s_max=0.4)
+    peer = start()
     with ExitStack() as stack:
         link, connection = connect(peer, stack)
         leave_unread(peer, link, connection, 400_000)
         assert peer.call(lambda: not connection.writing_paused)
+        limit_times(peer.call, peer.server, stall_s_max=0.4)
         until(lambda: not peer.server.connections)
         assert peer.call(lambda: peer.server.held.total_bytes) == 0
 

@@ -10,12 +10,11 @@ import pytest
 import uvloop
 
 from penstock.server.frames.tcp import server_tls
-from penstock.server.stream import Limits
 from penstock.server.tls import PIECE_BYTES, paced
 from penstock.service import CreateQueue, Peek, Push
 from penstock.wire.frames.bodies import encode_command
 from penstock.wire.frames.frames import Hello, encode_hello
-from tests.server.conftest import TIMEOUT_S, until
+from tests.server.conftest import TIMEOUT_S, limit_times, until
 from tests.server.frames.test_ipc import FrameWire
 
 MIB = 1024 * 1024
@@ -94,7 +93,7 @@ def test_all_that_is_written_arrives_in_order_and_the_protocol_is_paused(run, ce
 
 def test_an_answer_over_tls_that_is_not_read_is_counted_and_ends_its_connection(serve, certificate):
     """Row 13."""
-    server = serve(tls=server_tls(*certificate), limits=Limits(stall_s_max=1.0))
+    server = serve(tls=server_tls(*certificate))
     context = ssl.create_default_context(cafile=certificate[0])
     with FrameWire(server) as owner:
         owner.ask(1, CreateQueue("orders"))
@@ -110,5 +109,6 @@ def test_an_answer_over_tls_that_is_not_read_is_counted_and_ends_its_connection(
             for _ in range(20):
                 assert link.recv(65_536)
             assert server.frames.held.total_bytes > 2 * MIB
+            limit_times(server.call, server.frames, stall_s_max=0.4)
             until(lambda: len(server.frames.connections) == 1)
             assert server.frames.held.total_bytes == 0

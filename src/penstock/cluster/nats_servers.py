@@ -67,13 +67,16 @@ cluster {{
 class NatsServers:
     """NATS servers that form one cluster, as child processes."""
 
-    def __init__(self, root: Path, count: int = 3, *, first_port: int = 0) -> None:
-        """Writes their configurations; with `first_port` 0 the system chooses the ports."""
+    def __init__(self, root: Path, count: int = 3, *, ports: Sequence[int] = ()) -> None:
+        """Writes their configurations.
+
+        `ports` are those for clients, then those between the servers; without them the system
+        chooses.
+        """
         self.root = root
         self._program = find_program()
-        chosen = free_ports(2 * count) if not first_port else []
-        self.ports = chosen[:count] or list(range(first_port, first_port + count))
-        route_ports = chosen[count:] or list(range(first_port + 100, first_port + 100 + count))
+        chosen = list(ports) or free_ports(2 * count)
+        self.ports, route_ports = chosen[:count], chosen[count:]
         self.password = secrets.token_hex(16)
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
         (root / "nats").mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -219,9 +219,8 @@ def test_a_primary_that_is_killed_and_started_again_is_followed_without_loss(sto
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             until(lambda: running_pid(store) is None)
-        with connect(f"file:{other}") as mirrored:
-            until(lambda: mirrored.names() == ["orders"])
-            until(lambda: mirrored.stats("orders").visible == len(expected))
+        with connect(f"file:{store}") as queues, connect(f"file:{other}") as mirrored:
+            until_mirrored(queues, mirrored)
             assert [each.body for each in mirrored.peek("orders", 1_000)] == expected
     finally:
         process.terminate()

@@ -140,10 +140,15 @@ def test_the_reply_of_an_interrupted_push_is_not_taken_for_that_of_the_next(queu
     interrupt = threading.Timer(
         0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
     )
-    with server.stalled():
+
+    def push_and_be_interrupted():
+        # The timer begins here: outside the block below, an interrupt would end all tests.
         interrupt.start()
+        queues.push("orders", b"two")
+
+    with server.stalled():
         with pytest.raises(KeyboardInterrupt):
-            queues.push("orders", b"two")
+            push_and_be_interrupted()
         interrupt.join()
     pushed = queues.push("orders", b"three")
     assert {m.body: m.id for m in queues.peek("orders", 10)}[b"three"] == pushed

@@ -18,7 +18,7 @@ from penstock.wire.carrot import session, single
 from penstock.wire.carrot.session import PUT, encode_session_request, encode_tags
 from tests.server.carrot.conftest import read_all, read_exactly
 from tests.server.carrot.test_session import get, receive
-from tests.server.conftest import until
+from tests.server.conftest import limit_times, until
 from tests.server.frames.test_ipc import SlowJournal
 
 connect: Any = carrot.connect
@@ -70,13 +70,13 @@ def test_over_tls_everything_works_as_without(start_broker, certificate):
         connect(*where, tls=ssl.create_default_context())
     with (
         pytest.raises(PenstockError),
-        connect("127.0.0.1", broker.port, timeout=5) as client,
+        connect("127.0.0.1", broker.port) as client,
     ):
         client.put("orders", b"x")
 
 
 def test_connections_that_say_nothing_or_half_a_request_are_closed(start_broker):
-    broker = start_broker(limits=Limits(hello_s_max=0.2, stall_s_max=0.4))
+    broker = start_broker()
     broker.submit(CreateQueue("orders"))
     silent, half, half_token = (broker.link() for _ in range(3))
     half.sendall(b"\x00\x05ord")
@@ -86,6 +86,7 @@ def test_connections_that_say_nothing_or_half_a_request_are_closed(start_broker)
     idle = broker.link()
     idle.sendall(get(1))
     assert receive(idle).status == 0
+    limit_times(broker.call, broker.server, hello_s_max=0.2, stall_s_max=0.4)
     for link in (silent, half, half_token, session_half):
         with link:
             assert read_all_or_reset(link) == b""
@@ -102,7 +103,7 @@ def read_all_or_reset(link):
 
 
 def test_a_client_that_reads_no_answers_is_closed_and_its_messages_return(start_broker):
-    broker = start_broker(limits=Limits(unsent_bytes_max=65_536, stall_s_max=0.5))
+    broker = start_broker(limits=Limits(unsent_bytes_max=65_536))
     with broker.connect() as client:
         client.add("orders")
         for _ in range(40):
@@ -111,6 +112,7 @@ def test_a_client_that_reads_no_answers_is_closed_and_its_messages_return(start_
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         link.sendall(get(1) * 40)
         until(lambda: broker.stats("orders").in_flight > 0)
+        limit_times(broker.call, broker.server, stall_s_max=0.4)
         until(lambda: broker.stats("orders").visible == 40)
         # It was not given all of them: reading stopped when it took none.
         assert broker.server.requests[session.GET] <= 40

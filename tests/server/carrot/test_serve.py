@@ -286,13 +286,13 @@ def test_with_a_token_and_tls_the_broker_serves_other_machines(tmp_path, certifi
 def test_a_client_of_another_port_gets_the_error_that_it_is_no_broker(server):
     """The SQS endpoint of the same process answers in HTTP."""
     with (
-        connect("127.0.0.1", server.port, timeout=5) as client,
+        connect("127.0.0.1", server.port) as client,
         pytest.raises(ProtocolError, match=r"does not speak Carrot: it began with b'HTTP/1\.1 400"),
     ):
         client.put("orders", b"x")
     with pytest.raises(BackendLost, match="this connection was closed; connect again"):
         client.put("orders", b"x")
-    single = carrot.SingleClient("127.0.0.1", server.port, timeout=5)
+    single = carrot.SingleClient("127.0.0.1", server.port)
     with pytest.raises(ProtocolError, match="does not speak Carrot"):
         single.write("orders", b"x")
 

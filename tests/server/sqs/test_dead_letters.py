@@ -9,6 +9,7 @@ import uuid
 import pytest
 
 from penstock.service import ConfigureQueue
+from tests.server.conftest import until
 from tests.server.sqs.asking import (
     arn,
     bodies,
@@ -166,12 +167,9 @@ def tasks(client, source, count=1):
 
 def wait_for(client, source, *statuses):
     """The latest task, once it has one of these statuses."""
-    (task,) = tasks(client, source)
-    for _ in range(2_000):
-        if task["Status"] in statuses:
-            return task
-        (task,) = tasks(client, source)
-    raise AssertionError(task)
+    return until(
+        lambda: next((each for each in tasks(client, source) if each["Status"] in statuses), None)
+    )
 
 
 def test_dead_letters_move_back_to_their_source_queue(local, either):
@@ -233,12 +231,13 @@ def test_a_task_does_not_exceed_its_rate_and_can_be_cancelled(local, either):
 def test_a_task_fails_when_its_destination_is_deleted(local, either):
     source, dead = make_pair(either)
     other = make(either, "other")
-    dead_letter_all(local, either, source, *"abcdefghij")
+    for letters in ("abcdefghij", "klmnopqrst"):
+        dead_letter_all(local, either, source, *letters)
     dead_arn = arn(either, dead)
     either.start_message_move_task(
         SourceArn=dead_arn, DestinationArn=arn(either, other), MaxNumberOfMessagesPerSecond=3
     )
-    # Before the task has ended, which takes three seconds.
+    # Before the task has ended, which takes six seconds.
     either.delete_queue(QueueUrl=other)
     task = wait_for(either, dead_arn, "FAILED")
     assert task["FailureReason"] == "AWS.SimpleQueueService.NonExistentQueue"

@@ -16,7 +16,8 @@ from penstock.backends.engine.loop import LoopEngine
 from penstock.server import http
 from penstock.server.sqs import messages
 from penstock.service import CreateQueue, Peek, Push
-from tests.server.conftest import send_one_peek
+from tests.measure import SLACK
+from tests.server.conftest import send_one_peek, until
 from tests.server.sqs.asking import make
 from tests.server.sqs.conftest import Local
 
@@ -163,7 +164,7 @@ def test_a_json_bomb_is_refused_at_once(plain, bomb):
     received = exchange(plain, post(BOMBS[bomb]))
     assert received.startswith(b"HTTP/1.1 400 ")
     assert b"com.amazon.coral.service#SerializationException" in received
-    assert time.process_time() - began_s < 1
+    assert time.process_time() - began_s < SLACK
 
 
 FORM_HEAD = (
@@ -190,7 +191,7 @@ def test_a_bad_form_is_refused_at_once(plain, form):
     received = exchange(plain, FORM_HEAD % len(FORMS[form]) + FORMS[form])
     assert received.startswith(b"HTTP/1.1 400 ")
     assert b"<ErrorResponse" in received
-    assert time.process_time() - began_s < 1
+    assert time.process_time() - began_s < SLACK
 
 
 def test_a_body_that_is_not_utf_8_is_refused_with_the_reason(plain):
@@ -274,8 +275,7 @@ def test_every_request_of_a_long_pipeline_is_answered_in_order(plain):
 
 @pytest.fixture
 def unread(query_data, monkeypatch):
-    """A server with ten messages of 1 MB; a client has 50 ms to read a part of an answer."""
-    monkeypatch.setattr(http, "WRITE_TIMEOUT_S", 0.05)
+    """A server with ten messages of 1 MB, and a request for all of them."""
     monkeypatch.setattr(http, "SWEEP_S", 0.02)
     # More than the socket buffers of both ends hold.
     monkeypatch.setattr(messages, "RECEIVE_BYTES_MAX", 16_000_000)
@@ -303,17 +303,28 @@ def held_bytes(server):
     return server.call(lambda: server.running._http.held.total_bytes)
 
 
-def test_an_answer_that_is_not_read_ends_its_connection(unread):
+def shorten_write_deadlines(server, monkeypatch):
+    """From now on a client has 50 ms to read a part of an answer that is unsent already."""
+    monkeypatch.setattr(http, "WRITE_TIMEOUT_S", 0.05)
+
+    def shorten():
+        for each in server.running._http.watched:
+            if each.write_deadline_s is not None:
+                each.write_deadline_s = asyncio.get_running_loop().time() + 0.05
+
+    server.call(shorten)
+
+
+def test_an_answer_that_is_not_read_ends_its_connection(unread, monkeypatch):
     """Row 13."""
     server, receive = unread
     before = connections(server)
     with connect(server) as wire:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         wire.sendall(receive)
-        while held_bytes(server) < 1_000_000:
-            pass
-        while connections(server) > before:
-            pass
+        until(lambda: held_bytes(server) > 1_000_000)
+        shorten_write_deadlines(server, monkeypatch)
+        until(lambda: connections(server) == before)
         assert held_bytes(server) == 0
 
 
@@ -334,39 +345,33 @@ def test_an_answer_over_tls_that_is_not_read_ends_its_connection(
         body = json.dumps({"QueueUrl": "unread", "MaxNumberOfMessages": 10}).encode()
         receive = post(body, target="AmazonSQS.ReceiveMessage", close=False)
         tls = ssl.create_default_context(cafile=cert)
-        with socket.create_connection(("127.0.0.1", server.running.port), 10) as plain:
+        with socket.create_connection(("127.0.0.1", server.running.port), 60) as plain:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             with tls.wrap_socket(plain, server_hostname="localhost") as wire:
                 wire.sendall(receive)
-                while held_bytes(server) < 500_000:
-                    pass
-                monkeypatch.setattr(http, "WRITE_TIMEOUT_S", 0.05)
-                # The deadline that was set before is thirty seconds away.
-                server.call(lambda: max(server.running._http.watched, key=id)._time_answer())
-                while connections(server):
-                    pass
+                until(lambda: held_bytes(server) > 500_000)
+                shorten_write_deadlines(server, monkeypatch)
+                until(lambda: not connections(server))
         assert held_bytes(server) == 0
     finally:
         server.close()
 
 
-def test_a_last_answer_that_is_not_read_ends_its_connection(unread):
+def test_a_last_answer_that_is_not_read_ends_its_connection(unread, monkeypatch):
     """Row 13."""
     server, receive = unread
     before = connections(server)
     with connect(server) as wire:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         wire.sendall(receive.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
-        while connections(server) <= before:
-            pass
-        while connections(server) > before:
-            pass
+        until(lambda: held_bytes(server) > 1_000_000)
+        shorten_write_deadlines(server, monkeypatch)
+        until(lambda: connections(server) == before)
 
 
-def test_a_client_that_reads_slowly_gets_its_whole_answer(unread, monkeypatch):
+def test_a_client_that_reads_slowly_gets_its_whole_answer(unread):
     """Row 13: a client must read some bytes in time, not the whole answer."""
     server, receive = unread
-    monkeypatch.setattr(http, "WRITE_TIMEOUT_S", 2.0)
     with connect(server) as wire:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         wire.sendall(receive)
@@ -512,6 +517,12 @@ def test_a_request_that_stays_incomplete_is_refused_in_time(query_data, monkeypa
         server.close()
 
 
+def has_time(server):
+    """Whether every request that is incomplete has half a minute."""
+    deadlines_s = [each.read_deadline_s for each in server.running._http.watched]
+    return min(filter(None, deadlines_s)) > asyncio.get_running_loop().time() + 30
+
+
 def test_a_request_that_waits_for_others_does_not_time_out(query_data, monkeypatch):
     monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 0.4)
     monkeypatch.setattr(http, "SWEEP_S", 0.02)
@@ -526,6 +537,9 @@ def test_a_request_that_waits_for_others_does_not_time_out(query_data, monkeypat
             until_s = time.monotonic() + 1
             while time.monotonic() < until_s:
                 assert connections(server) >= 1
+            # What is sent below may take longer to be sent.
+            monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 60.0)
+            until(lambda: server.call(lambda: has_time(server)))
             client.send_message(QueueUrl=url, MessageBody="woken")
             wire.sendall(GET[9:])
             received = b""

@@ -70,7 +70,7 @@ def test_batches_succeed_and_fail_entry_by_entry(sqs, queue_name):
 
 def test_visibility_delays_and_long_polls_work(sqs, queue_name):
     url = make(sqs, queue_name)
-    send(sqs, url, "later", DelaySeconds=1)
+    send(sqs, url, "much later", DelaySeconds=900)
     send(sqs, url, "now")
     assert shown(sqs, url)["ApproximateNumberOfMessagesDelayed"] == "1"
     (message,) = receive(sqs, url)
@@ -79,6 +79,7 @@ def test_visibility_delays_and_long_polls_work(sqs, queue_name):
         QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0
     )
     assert bodies(sqs, url, WaitTimeSeconds=20) == ["now"]
+    send(sqs, url, "later", DelaySeconds=1)
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(bodies, sqs, url, WaitTimeSeconds=20)
         assert received.result(TIMEOUT_S) == ["later"]
