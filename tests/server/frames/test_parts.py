@@ -1,6 +1,7 @@
 """Frames that ask for much: executed in parts, with commands of other connections in between."""
 
 import asyncio
+import itertools
 import random
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from penstock.backends.loop import PAUSE
 from penstock.backends.parts import divides_pull, pull_parts
 from penstock.clock import ManualClock
 from penstock.errors import InFlightLimit, QueueNotFound, StoreFull, UnavailableError
+from penstock.server.frames import connection
 from penstock.server.frames.server import Limits
 from penstock.service import (
     ConfigureQueue,
@@ -247,19 +249,19 @@ def test_messages_of_a_pull_in_parts_count_until_they_are_durable(serve):
     pull = Pull("orders", MANY)
     with FrameWire(server) as wire:
         wire.send((1, pull), (2, pull))
-        (connection,) = server.frames.connections
-        until(lambda: connection.pulled_bytes == {1: 1_500_500})
+        (held,) = server.frames.connections
+        until(lambda: held.pulled_bytes == {1: 1_500_500})
         assert submit(server, Stats("orders")).in_flight == PULLED
-        assert connection.is_full()
+        assert held.is_full()
         until(lambda: journal.waiting)
         journal.sync()
         assert len(receive(wire, pull)[1]) == PULLED
-        until(lambda: connection.pulled_bytes == {2: 2_000})
+        until(lambda: held.pulled_bytes == {2: 2_000})
         until(lambda: journal.waiting)
         journal.sync()
         assert len(receive(wire, pull)[1]) == PULLED
-        assert (connection.pulled_bytes, connection.deferred) == ({}, 0)
-        assert not connection.is_full()
+        assert (held.pulled_bytes, held.deferred) == ({}, 0)
+        assert not held.is_full()
 
 
 def test_a_waiting_pull_of_many_is_given_all_that_a_push_brings(orders):
@@ -361,6 +363,22 @@ def test_a_pull_in_parts_claims_what_one_pull_would_claim(seed, bytes_max):
         assert parts == whole[: len(parts)]
         assert bool(parts) == bool(whole)
         assert sum(map(len, parts)) <= bytes_max
+
+
+# Many requests.
+
+
+def test_requests_that_take_long_together_give_way_to_other_connections(orders, monkeypatch):
+    """Row 20: after 10 ms the rest of one read waits for the next turn of the event loop."""
+    server, wire = orders
+    ticks = itertools.count()
+    # By this clock each request takes 6 ms.
+    monkeypatch.setattr(connection, "perf_counter", lambda: 0.006 * next(ticks))
+    with watching(server) as seen:
+        wire.send(*[(number, Push("orders", b"x")) for number in range(1, 41)])
+        assert [wire.next()[1] for _ in range(40)] == [*range(1, 41)]
+    # Two in each turn; the bytes may have come in more than one read.
+    assert len(seen) >= 20
 
 
 # Settings of many queues.
