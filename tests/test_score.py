@@ -76,6 +76,31 @@ def test_figures_of_one_kind_are_one_line_with_the_largest_of_each_number():
     assert merged([]) == []
 
 
+RATES = '''
+"""Row 17: an example."""
+
+import pytest
+
+
+@pytest.mark.parametrize("rate", ["0.97", "0.91", "1.02"])
+def test_rate(rate, record_property):
+    record_property("rate", f"{rate} × the rate without 10 others")
+    record_property("figure", f"{rate} ms")
+'''
+
+
+def test_of_a_rate_the_smallest_is_printed(pytester):
+    pytester.makepyfile(test_rates=RATES)
+    card = Card([17])
+    pytester.inline_run(plugins=[card]).assertoutcome(passed=3)
+    assert card.text().splitlines()[-2:] == [
+        "17  at most 1.02 ms in 3 tests",
+        "17  at least 0.91 × the rate without 10 others in 3 tests",
+    ]
+    assert merged(["1 of 3", "2 of 2"], min) == ["at least 1 of 2 in 2 tests"]
+    assert merged(["0.9 × alone"], min) == ["0.9 × alone"]
+
+
 def test_a_row_that_is_not_on_the_card_is_refused(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["26"])

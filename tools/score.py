@@ -4,14 +4,15 @@
 those of some rows. With FULL=1 tests use their larger figures, if any (`tests.conftest.FULL`).
 
 A test belongs to the rows that its docstring names, or else its module's: "Row 13: …", "Rows 5 and
-6 of the scorecard: …". It reports what it measured by `record_property("figure", "1.2 × alone")`.
+6 of the scorecard: …". It reports what it measured by `record_property("figure", "1.2 × alone")`;
+by `record_property("rate", …)` if the goal is the least value that is allowed.
 """
 
 import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,8 @@ ROWS: Final = {
     24: "console and endpoint in a browser",
     25: "code named by a message",
 }
+# `max` or `min`.
+Worst = Callable[..., str]
 _NUMBER: Final = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
 _NAMED: Final = re.compile(r"\brows? (\d+(?:(?:, | and )\d+)*)", re.IGNORECASE)
 
@@ -73,21 +76,25 @@ def rows_of(item: pytest.Item) -> list[int]:
     return own or rows_named(getattr(getattr(item, "module", None), "__doc__", None))
 
 
-def merged(figures: Sequence[str]) -> list[str]:
-    """Joins figures that differ only in their numbers: the largest number in each place."""
+def merged(figures: Sequence[str], worst: Worst = max) -> list[str]:
+    """Joins figures that differ only in their numbers: the worst number in each place.
+
+    The largest number is the worst of a figure, and the smallest (`min`) of a rate.
+    """
     same_words: dict[str, list[str]] = {}
     for figure in figures:
         same_words.setdefault(_NUMBER.sub("#", figure), []).append(figure)
+    limit = "at most" if worst is max else "at least"
     return [
-        group[0] if len(group) == 1 else f"at most {_largest(group)} in {len(group)} tests"
+        group[0] if len(group) == 1 else f"{limit} {_worst(group, worst)} in {len(group)} tests"
         for group in same_words.values()
     ]
 
 
-def _largest(figures: Sequence[str]) -> str:
+def _worst(figures: Sequence[str], worst: Worst) -> str:
     columns = zip(*map(_NUMBER.findall, figures), strict=True)
-    largest = iter([max(column, key=_value) for column in columns])
-    return _NUMBER.sub(lambda _: next(largest), figures[0])
+    numbers = iter([worst(column, key=_value) for column in columns])
+    return _NUMBER.sub(lambda _: next(numbers), figures[0])
 
 
 def _value(number: str) -> float:
@@ -115,6 +122,7 @@ class Card:
         self.skipped = dict.fromkeys(wanted, 0)
         self.took_s = dict.fromkeys(wanted, 0.0)
         self.figures: dict[int, list[str]] = {row: [] for row in wanted}
+        self.rates: dict[int, list[str]] = {row: [] for row in wanted}
 
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
@@ -138,8 +146,10 @@ class Card:
             elif report.when == "call":
                 self.passed[row] += 1
             if report.when == "call":
-                properties = report.user_properties
-                self.figures[row] += [str(value) for name, value in properties if name == "figure"]
+                for name, kept in (("figure", self.figures), ("rate", self.rates)):
+                    kept[row] += [
+                        str(value) for key, value in report.user_properties if key == name
+                    ]
 
     def verdict(self, row: int) -> str:
         """The result of a row, with the number of tests that failed or were skipped."""
@@ -151,7 +161,7 @@ class Card:
         return skipped or "no test"
 
     def text(self) -> str:
-        """The card as text: a line for each row, then the figures, each row's largest."""
+        """The card as text: a line for each row, then the figures, each row's worst."""
         lines = [
             (
                 str(row),
@@ -164,7 +174,8 @@ class Card:
         ]
         card = [table(("#", "row", "", "tests", "s"), lines, left=3)]
         for row in sorted(self.wanted):
-            card += [f"{row:<2}  {figure}" for figure in merged(self.figures[row])]
+            figures = [*merged(self.figures[row]), *merged(self.rates[row], min)]
+            card += [f"{row:<2}  {figure}" for figure in figures]
         return "\n".join(card)
 
 

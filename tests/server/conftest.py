@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -78,6 +78,23 @@ def limit_times(call, server, **times):
         server._sweep()
 
     call(change)
+
+
+@contextmanager
+def in_each_turn(server, act):
+    """Calls a function in each turn of a server's event loop: between the parts of its requests."""
+    ended: list[bool] = []
+
+    def turn():
+        act()
+        if not ended:
+            server.loop.call_soon(turn)
+
+    server.call(turn)
+    try:
+        yield
+    finally:
+        server.call(lambda: ended.append(True))
 
 
 class UnixEndpoint:

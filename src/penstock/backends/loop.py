@@ -25,6 +25,7 @@ import msgspec
 from penstock.clock import Clock, SystemClock
 from penstock.errors import EngineClosed, PenstockError, QueueNotFound
 from penstock.service import (
+    PULL_LIMIT_MAX,
     AsyncQueueService,
     Claim,
     Command,
@@ -51,11 +52,14 @@ class NextTurn(Command[None], frozen=True, gc=False, array_like=True):
     """Not a command of a service: continues the generator after other callbacks of the loop."""
 
 
-# Never yielded after a Pull. State that was read before the pause may have changed after it.
+# State that was read before the pause may have changed after it. If the reply is cancelled, claims
+# that were made before the pause are released.
 PAUSE: Final = NextTurn()
 # How long the description of a queue of another service is used before it is asked for again.
 VIEW_S: Final = 1.0
 _VIEWS_MAX: Final = 10_000
+# Claims that are released at the same time.
+_RELEASED_MAX: Final = 200
 _CHANGES_QUEUE: Final = frozenset({CreateQueue, ConfigureQueue, DeleteQueue})
 
 
@@ -96,6 +100,8 @@ class LoopService(Protocol):
     """A queue service as servers on an event loop use it."""
 
     redrive_max: int
+    # How many messages are claimed at once, while other requests wait.
+    pull_part_max: int
     now_ms: Callable[[], int]
 
     @property
@@ -171,6 +177,8 @@ class AwaitedService:
     def __init__(self, service: AsyncQueueService, clock: Clock | None = None) -> None:
         self.LACKS = service.LACKS
         self.redrive_max = service.redrive_max
+        # A pull does not hold up this event loop, and each part would wait for the network.
+        self.pull_part_max = PULL_LIMIT_MAX
         self.now_ms = (clock or SystemClock()).now_ms
         self._service = service
         self._loop = asyncio.get_running_loop()
@@ -238,8 +246,14 @@ class AwaitedService:
         return None if known is None or known[0] < self._loop.time() else known[1]
 
     def abandon(self, claims: Sequence[Claim]) -> None:
-        for claim in claims:
-            self.start(self._release(claim))
+        if claims:
+            self.start(self._release_all(claims))
+
+    async def _release_all(self, claims: Sequence[Claim]) -> None:
+        """Releases the claims, some at a time: a lost connection may have had thousands."""
+        for start in range(0, len(claims), _RELEASED_MAX):
+            some = claims[start : start + _RELEASED_MAX]
+            await asyncio.gather(*map(self._release, some))
 
     async def _release(self, claim: Claim) -> None:
         # A claim that cannot be released now returns when it runs out.
@@ -281,7 +295,8 @@ class AwaitedReply(Pending, kw_only=True):
     def note_claims(self, pull: Pull, claims: list[Claim]) -> None:
         """Stores the claims that must be released if the reply cannot be delivered."""
         self.waits = False
-        self.claims = claims if pull.attempt_id is None else []
+        if pull.attempt_id is None:
+            self.claims = [*self.claims, *claims]
 
     def _finish(self, task: "asyncio.Task[Any]") -> None:
         if task.cancelled():

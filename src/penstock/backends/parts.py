@@ -8,18 +8,26 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.backends.loop import PAUSE, Steps
-from penstock.errors import EngineClosed, JournalError, PenstockError, UnavailableError
+from penstock.backends.loop import PAUSE, LoopService, Steps
+from penstock.errors import (
+    EngineClosed,
+    InFlightLimit,
+    JournalError,
+    PenstockError,
+    UnavailableError,
+)
 from penstock.service import (
     PULL_LIMIT_MAX,
     QUEUES_LIMIT_MAX,
     Batch,
+    Claim,
     DescribeQueues,
     NumberedReplies,
     Peek,
     Pull,
     PushMany,
     QueueInfo,
+    Redrive,
 )
 from penstock.wire.frames.bodies import BadItem, encode_row_reply, encode_rows
 from penstock.wire.frames.bulk import encode_bulk_reply
@@ -27,6 +35,11 @@ from penstock.wire.frames.frames import BATCH, PULL_BYTES_MAX, PULL_MESSAGES_MAX
 
 # The largest part of a message's row in a reply that is neither its body nor its attributes.
 _ROW_BYTES: Final = 1_024
+# Claims that last for less time could run out before the last part of a pull, which would return
+# their messages again.
+_VISIBILITY_MS_MIN: Final = 10_000
+# After so many claims the next part of a pull waits for the next turn of the event loop.
+_PAUSE_CLAIMS_MIN: Final = 100
 # The settings of so many queues are read and encoded at once; those of one have up to 64 KiB.
 PAGE_QUEUES: Final = 200
 
@@ -46,6 +59,99 @@ def bounded(command: Pull | Peek, frame_bytes_max: int) -> Pull | Peek:
     if bytes_max is None or (type(bytes_max) is int and bytes_max > 0):
         bytes_max = min(room_bytes, PULL_BYTES_MAX, bytes_max or room_bytes)
     return msgspec.structs.replace(command, limit=limit, bytes_max=bytes_max)
+
+
+def divides_pull(service: LoopService, pull: Pull) -> bool:
+    """Whether a pull is made in parts, which together must claim what one pull would claim.
+
+    A pull from a FIFO queue is not: one pull may claim several messages of a group, a second one
+    none. A pull with an attempt id is not, because the same id gives the same claims.
+    """
+    limit, bytes_max = pull.limit, pull.bytes_max
+    if type(limit) is not int or not service.pull_part_max < limit <= PULL_LIMIT_MAX:
+        return False
+    queue = service.view(pull.queue)
+    if queue is None or queue.settings.fifo or pull.attempt_id is not None:
+        return False
+    visibility_ms = pull.visibility_ms
+    if visibility_ms is None:
+        visibility_ms = queue.settings.visibility_ms
+    if type(visibility_ms) is not int or visibility_ms < _VISIBILITY_MS_MIN:
+        return False
+    # The first message of each part is claimed whatever its size.
+    parts = -(-limit // service.pull_part_max)
+    return bytes_max is None or (
+        type(bytes_max) is int and queue.settings.body_bytes_max <= bytes_max // parts
+    )
+
+
+def pull_parts(
+    service: LoopService, pull: Pull, hold: Callable[[], None] = lambda: None
+) -> Steps[list[Claim]]:
+    """Claims many messages in parts; calls `hold` before each pause.
+
+    A pull that finds nothing and may wait is not divided when it is woken. An error after the first
+    part ends the pull with the claims that it has. Raises it if it is the first part.
+    """
+    claims: list[Claim] = []
+    parts = -(-pull.limit // service.pull_part_max)
+    bytes_max = None if pull.bytes_max is None else pull.bytes_max // parts
+    for _ in range(parts):
+        limit = min(service.pull_part_max, pull.limit - len(claims))
+        part = msgspec.structs.replace(pull, limit=limit, wait_ms=0, bytes_max=bytes_max)
+        try:
+            some: list[Claim] = yield part
+        except (JournalError, EngineClosed):
+            raise
+        except PenstockError as error:
+            if claims:
+                break
+            if isinstance(error, InFlightLimit):
+                some = []
+            else:
+                raise
+        if not some:
+            break
+        claims += some
+        if len(claims) == pull.limit:
+            break
+        if len(some) >= _PAUSE_CLAIMS_MIN:
+            hold()
+            yield PAUSE
+    # The whole pull waits, or is refused, as it would be without parts.
+    return claims or (yield pull)
+
+
+def divides_redrive(service: LoopService, redrive: Redrive) -> bool:
+    """Whether a redrive is made in parts."""
+    limit = redrive.limit
+    return type(limit) is int and service.redrive_max < limit <= PULL_LIMIT_MAX
+
+
+def redrive_parts(
+    service: LoopService, redrive: Redrive, hold: Callable[[], None] = lambda: None
+) -> Steps[int]:
+    """Moves many messages in parts, and returns how many; calls `hold` before each pause.
+
+    An error after the first part ends the redrive with the number that was moved. Raises it if it
+    is the first part.
+    """
+    moved = 0
+    while True:
+        limit = min(service.redrive_max, redrive.limit - moved)
+        try:
+            some: int = yield Redrive(redrive.queue, redrive.to, limit)
+        except (JournalError, EngineClosed):
+            raise
+        except PenstockError:
+            if not moved:
+                raise
+            return moved
+        moved += some
+        if not some or moved == redrive.limit:
+            return moved
+        hold()
+        yield PAUSE
 
 
 def takes_pages(command: object) -> bool:

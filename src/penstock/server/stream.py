@@ -231,6 +231,8 @@ class StreamConnection(asyncio.Protocol):
         self._deferred_bytes = 0
         self._backlog_bytes = 0
         self._backlog_is_planned = False
+        # A request is executed in parts: later ones wait in the backlog.
+        self._is_held = False
         self._unfinished_bytes = 0
         self._reading_paused = False
         # The progress at the last sweep, and the time of the first sweep with this progress.
@@ -354,7 +356,17 @@ class StreamConnection(asyncio.Protocol):
     @property
     def must_wait(self) -> bool:
         """Whether no request of the backlog is to be executed before others are done."""
-        return self.writing_paused or self.is_full()
+        return self._is_held or self.writing_paused or self.is_full()
+
+    def hold_requests(self) -> None:
+        """Leaves later requests in the backlog, so that they are executed in order."""
+        self._is_held = True
+
+    def resume_requests(self) -> None:
+        """Takes the backlog in the next turn of the event loop, if requests were held."""
+        if self._is_held:
+            self._is_held = False
+            self.plan_backlog()
 
     def is_full(self) -> bool:
         """Whether so much is to be sent, or waits for the disk, that the next request waits."""

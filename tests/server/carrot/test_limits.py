@@ -1,5 +1,6 @@
 """Clients without a token, slow clients, floods of requests, and a store that fails."""
 
+import itertools
 import socket
 import ssl
 import struct
@@ -11,14 +12,15 @@ from penstock import carrot
 from penstock.backends.engine.engine import Engine
 from penstock.clock import ManualClock
 from penstock.errors import PenstockError, ProtocolError, UnavailableError
+from penstock.server.carrot import connection
 from penstock.server.frames.tcp import server_tls
 from penstock.server.stream import Limits
-from penstock.service import CreateQueue, Push
+from penstock.service import CreateQueue, Push, Stats
 from penstock.wire.carrot import session, single
 from penstock.wire.carrot.session import PUT, encode_session_request, encode_tags
 from tests.server.carrot.conftest import read_all, read_exactly
 from tests.server.carrot.test_session import get, receive
-from tests.server.conftest import limit_times, until
+from tests.server.conftest import in_each_turn, limit_times, until
 from tests.server.frames.test_ipc import SlowJournal
 
 connect: Any = carrot.connect
@@ -241,3 +243,21 @@ def test_an_acknowledgement_counts_although_its_client_has_disconnected(broker):
         ack = encode_session_request(session.SESSION_ACK, 4, "", encode_tags([given.tag]), 1)
         link.sendall(ack)
     until(lambda: broker.stats("orders").messages == 0)
+
+
+def test_requests_that_take_long_together_give_way_to_other_connections(broker, monkeypatch):
+    """Row 20: after 10 ms the rest of one read waits for the next turn of the event loop."""
+    ticks = itertools.count()
+    # By this clock each request takes 6 ms.
+    monkeypatch.setattr(connection, "perf_counter", lambda: 0.006 * next(ticks))
+    seen: set[int] = set()
+    puts = [encode_session_request(PUT, number, "orders", b"x") for number in range(1, 41)]
+
+    def look():
+        seen.add(broker.server.service.submit(Stats("orders")).messages)
+
+    with in_each_turn(broker, look), broker.link() as link:
+        link.sendall(b"".join(puts))
+        assert [receive(link).number for _ in puts] == [*range(1, 41)]
+    # Two in each turn; the bytes may have come in more than one read.
+    assert len(seen) >= 20

@@ -30,7 +30,7 @@ from tests.conftest import FULL
 from tests.measure import SLACK
 from tests.server.carrot.test_serve import carrot_port, server  # noqa: F401
 from tests.server.carrot.test_session import get, receive
-from tests.server.conftest import until
+from tests.server.conftest import in_each_turn, until
 from tests.server.probe import probing
 
 MANY = 10_000
@@ -57,17 +57,13 @@ def take(link, number, count):
 def watching(broker, queue):
     """What others see of a queue, messages and those in flight, in each turn of the event loop."""
     seen: set[tuple[int, int]] = set()
-    ended: list[bool] = []
 
     def look():
         stats = broker.server.service.submit(Stats(queue))
         seen.add((stats.messages, stats.in_flight))
-        if not ended:
-            broker.loop.call_soon(look)
 
-    broker.call(look)
-    yield seen
-    broker.call(lambda: ended.append(True))
+    with in_each_turn(broker, look):
+        yield seen
 
 
 @pytest.mark.parametrize("queue", ["orders", "orders.fifo"])
@@ -119,6 +115,25 @@ def test_a_verdict_on_many_is_one_answer_and_others_are_served_before_it_is_done
     assert len(between) >= 10 or opcode == EXTEND, "nobody was served between the parts"
     until(lambda: broker.stats("orders").in_flight == 0)
     assert broker.stats("orders").messages == (0 if opcode == SESSION_ACK else MANY)
+
+
+@pytest.mark.parametrize("acknowledged", [0, 1])
+def test_a_get_of_many_is_one_answer_and_later_requests_of_its_connection_come_after_it(
+    broker, acknowledged
+):
+    """Row 20: 2,000 messages are claimed in parts."""
+    bodies = [b"%d" % number for number in range(4_001)]
+    broker.submit(PushMany("orders", bodies))
+    with broker.link() as link:
+        tags = take(link, 1, acknowledged) if acknowledged else None
+        with watching(broker, "orders") as seen:
+            first = get(2, limit=MANY, tags=tags) if tags else get(2, limit=MANY)
+            link.sendall(first + get(3, limit=MANY))
+            answers = [receive(link), receive(link)]
+    found = [given.body for answer in answers for given in read_given(answer.items, answer.body)]
+    assert found == bodies[acknowledged : acknowledged + 4_000]
+    between = {in_flight for _, in_flight in seen} - {0, 2_000, 4_000}
+    assert {500, 1_000, 1_500, 2_500} <= between, "nobody was served between the parts"
 
 
 def test_a_get_that_acknowledges_many_reads_after_the_last_of_them(broker):

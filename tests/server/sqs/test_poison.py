@@ -151,5 +151,5 @@ def test_poison_is_dead_lettered_and_its_neighbours_are_hardly_slower(
         rate = least_s[0] / least_s[POISON]
         if number + 1 >= ROUNDS and rate >= RATE_MIN:
             break
-    record_property("figure", f"{rate:.2f} × the rate without {POISON} poison messages")
+    record_property("rate", f"{rate:.2f} × the rate without {POISON} poison messages")
     assert rate >= RATE_MIN

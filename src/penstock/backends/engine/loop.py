@@ -27,6 +27,7 @@ from penstock.core.due import NEVER_MS
 from penstock.errors import EngineClosed, InFlightLimit, JournalError, PenstockError
 from penstock.service import (
     REDRIVE_MAX,
+    Batch,
     Claim,
     Command,
     History,
@@ -39,6 +40,12 @@ from penstock.service import (
 R = TypeVar("R")
 # How late a message may become visible on a server that has nothing else to do.
 SWEEP_S: Final = 0.25
+# The last pull of some steps, and the claims of all their pulls.
+PulledClaims = tuple[Pull | None, Sequence[Claim]]
+NO_CLAIMS: Final[PulledClaims] = (None, ())
+# How many messages are claimed, and how many claims released, in one turn of the event loop.
+PULL_PART_MAX: Final = 500
+_RELEASED_MAX: Final = 200
 
 
 class LoopEngine:
@@ -46,6 +53,7 @@ class LoopEngine:
 
     LACKS: ClassVar[Mapping[str, str]] = {}
     redrive_max: int = REDRIVE_MAX
+    pull_part_max: int = PULL_PART_MAX
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is the running event loop, unless a simulation has one of its own."""
@@ -64,6 +72,8 @@ class LoopEngine:
         self._notice_is_due = False
         # Pulls whose wait has ended since the last turn of the event loop.
         self._woken: list[EngineReply] = []
+        # Claims that could not be delivered and are still to be released.
+        self._abandoned: deque[Claim] = deque()
         self._must_plan = False
         self._turn_is_planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -129,11 +139,12 @@ class LoopEngine:
             return self._defer_result(
                 EngineReply(loop_engine=self), stop.value, sequence, command, reply
             )
+        earlier = (command, reply) if type(command) is Pull else NO_CLAIMS
         if following is PAUSE:
-            return self._pause(steps, sequence, None)
+            return self._pause(steps, sequence, None, earlier)
         reply, refused = self._submit_for_steps(following)
         sequence = max(sequence, self.engine.answer_sequence)
-        return self._continue_steps(steps, following, reply, refused, sequence)
+        return self._continue_steps(steps, following, reply, refused, sequence, earlier=earlier)
 
     def _continue_steps(
         self,
@@ -143,30 +154,32 @@ class LoopEngine:
         error: Exception | None,
         sequence: int,
         waited: "EngineReply | None" = None,
+        earlier: PulledClaims = NO_CLAIMS,
     ) -> R | Pending:
         """Runs steps to their end, or to a pull that waits, once a command has been answered.
 
         `sequence` is the largest so far: a read-only command at the end does not make the changes
         before it durable. `waited` is the caller's Pending, if it was given one for a pull that
-        waited or for a pause.
+        waited or for a pause. `earlier` are the claims that the steps have made before.
         """
-        pull: Command[Any] | None = None
-        claims: Any = None
+        pull, claims = earlier if waited is None else (waited.pull, waited.claims)
         is_new = waited is None
         try:
             while True:
                 if type(error) is InFlightLimit and is_new and self._may_wait(command):
                     reply, error = [], None
                 if type(command) is Pull and error is None:
-                    pull, claims = command, reply
+                    pull = command
+                    claims = [*claims, *reply] if claims else reply
                     waiting = None if reply or not is_new else self._wait(command, waited)
                     if waiting is not None:
+                        waiting.pull, waiting.claims = pull, claims
                         waiting.steps = steps
                         waiting.sequence = sequence
                         return waiting
                 command = steps.send(reply) if error is None else steps.throw(error)
                 if command is PAUSE:
-                    return self._pause(steps, sequence, waited)
+                    return self._pause(steps, sequence, waited, (pull, claims))
                 is_new = True
                 reply, error = self._submit_for_steps(command)
                 sequence = max(sequence, self.engine.answer_sequence)
@@ -177,10 +190,15 @@ class LoopEngine:
             return self._defer_result(pending, stop.value, sequence, pull, claims)
 
     def _pause(
-        self, steps: Steps[Any], sequence: int, waited: "EngineReply | None"
+        self,
+        steps: Steps[Any],
+        sequence: int,
+        waited: "EngineReply | None",
+        earlier: PulledClaims = NO_CLAIMS,
     ) -> "EngineReply":
         """Continues the steps in the next turn of the event loop."""
         pending = waited or EngineReply(loop_engine=self)
+        pending.note_claims(*earlier)
         self._loop.call_soon(self._continue_paused, pending, steps, sequence)
         return pending
 
@@ -258,10 +276,22 @@ class LoopEngine:
         return known
 
     def abandon(self, claims: Sequence[Claim]) -> None:
-        for claim in claims:
-            # A claim that cannot be released now returns when it runs out.
-            with suppress(PenstockError):
-                self._submit(Release(claim.queue, claim.proof))
+        """Releases some claims at once, and more in each turn of the event loop."""
+        was_idle = not self._abandoned
+        self._abandoned.extend(claims)
+        if was_idle and claims:
+            self._release_some()
+
+    def _release_some(self) -> None:
+        abandoned = self._abandoned
+        if not abandoned:
+            return
+        some = [abandoned.popleft() for _ in range(min(len(abandoned), _RELEASED_MAX))]
+        # A claim that cannot be released now returns when it runs out.
+        with suppress(PenstockError):
+            self._submit(Batch([Release(claim.queue, claim.proof) for claim in some]))
+        if abandoned:
+            self._loop.call_soon(self._release_some)
 
     # Waiting for a message.
 
@@ -505,6 +535,8 @@ class LoopEngine:
         if self.engine.upkeep is not None:
             await self._loop.run_in_executor(None, self.engine.upkeep.stop)
         self._closed = True
+        while self._abandoned:
+            self._release_some()
         self.engine.close()
         durable = self._journal.durable_sequence
         while self._deferred:
@@ -525,10 +557,11 @@ class EngineReply(Pending, kw_only=True):
     steps: Steps[Any] | None = None
     waiter: Waiter | None = None
 
-    def note_claims(self, pull: Pull, claims: Sequence[Claim]) -> None:
+    def note_claims(self, pull: Pull | None, claims: Sequence[Claim]) -> None:
         """Stores the claims that must be released if the reply cannot be delivered."""
         self.pull = pull
         self.claims = claims
+        self.waiter = None
 
     def waits_on(self, queue: str) -> bool:
         """Whether this is a pull that waits on the queue."""
@@ -546,16 +579,16 @@ class EngineReply(Pending, kw_only=True):
             return
         self.done = None
         self.waits = False
-        waiter = self.waiter
+        claims: list[Claim] = []
+        if self.pull is not None and self.pull.attempt_id is None:
+            claims += self.claims
+        self.claims = ()
+        waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done:
             self.loop_engine.cancel_wait(waiter)
-            return
-        claims, pull = self.claims, self.pull
-        if waiter is not None:
-            claims, pull = waiter.claims, waiter.command
-        self.claims = ()
-        if claims and pull is not None and pull.attempt_id is None:
-            self.loop_engine.abandon(claims)
+        elif waiter is not None and waiter.command.attempt_id is None:
+            claims += waiter.claims
+        self.loop_engine.abandon(claims)
 
 
 def engine_fault(fault: Exception) -> PenstockError:

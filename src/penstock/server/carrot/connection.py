@@ -71,8 +71,6 @@ class CarrotConnection(StreamConnection):
         self._timer: asyncio.TimerHandle | None = None
         self._session: SessionDecoder | None = None
         self._backlog: deque[SessionRequest] = deque()
-        # A request of many items is executed in parts: later requests wait in the backlog.
-        self._is_held = False
         self._last_key = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -295,22 +293,9 @@ class CarrotConnection(StreamConnection):
                 self._backlog.extendleft(reversed(requests[place:]))
                 return
 
-    def hold_requests(self) -> None:
-        """Leaves later requests in the backlog, so that they are executed in order."""
-        self._is_held = True
-
-    def resume_requests(self) -> None:
-        """Takes the backlog in the next turn of the event loop."""
-        self._is_held = False
-        self.plan_backlog()
-
     def _has_to_wait(self) -> bool:
         """Whether no request may be executed now."""
         return self.ending or self._is_held
-
-    @property
-    def must_wait(self) -> bool:
-        return self._is_held or super().must_wait
 
     def take_backlog(self) -> None:
         """Executes some requests, and the rest in later turns, so that others are served too."""

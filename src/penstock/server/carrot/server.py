@@ -9,7 +9,7 @@ service's own waiting pulls, so they are served first come, first served.
 `connection` has the states of one connection, `sessions` the requests of the extension.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 # Claims that a connection may hold unacknowledged.
 HELD_MAX: Final = 10_000
-# Claims of a lost connection that are released in one turn of the event loop.
-_RELEASED_MAX: Final = 200
 _NAMES_MAX: Final = 10_000
 # All messages written to a FIFO queue are in this group: the protocol has no groups.
 GROUP: Final = "carrot"
@@ -69,7 +67,6 @@ class CarrotServer(StreamServer):
         self._names: dict[bytes, tuple[str, str | None]] = {}
         # Single reads whose message was sent and not acknowledged, by queue.
         self._unanswered: defaultdict[str, set[CarrotConnection]] = defaultdict(set)
-        self._released: deque[HeldClaim] = deque()
 
     # Commands.
 
@@ -214,25 +211,9 @@ class CarrotServer(StreamServer):
             connection.cancel_read()
 
     def release(self, claims: Sequence[HeldClaim]) -> None:
-        """Releases the messages of a lost connection, some in each turn of the event loop."""
-        was_idle = not self._released
-        self._released.extend(claims)
-        if was_idle and claims:
-            self._release_some()
-
-    def _release_some(self) -> None:
-        released = self._released
-        some = [released.popleft() for _ in range(min(len(released), _RELEASED_MAX))]
+        """Releases the messages of a lost connection."""
         # A claim is released by its queue and its receipt.
-        self.service.abandon(cast("list[Claim]", some))
-        if released:
-            self.loop.call_soon(self._release_some)
-
-    async def stop(self, reason: str, timeout_s: float = 10.0) -> None:
-        """Answers the requests that were read, closes the connections, releases their claims."""
-        await super().stop(reason, timeout_s)
-        while self._released:
-            self._release_some()
+        self.service.abandon(cast("Sequence[Claim]", claims))
 
     # Figures.
 

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.backends.loop import Pending, Steps
-from penstock.backends.parts import execute_parts
+from penstock.backends.parts import divides_pull, execute_parts, pull_parts
 from penstock.errors import (
     InvalidField,
     Overloaded,
@@ -189,7 +189,10 @@ def _get(
     (wait_ms,) = UINT.unpack(body)
     pull = _pull(server.name_of(queue)[0], count, wait_ms)
     try:
-        reply = server.submit(pull)
+        if count > server.service.pull_part_max:
+            reply = server.service.run(_pull_in_parts(server, connection, pull))
+        else:
+            reply = server.submit(pull)
     except PenstockError as error:
         connection.refuse(number, error)
         return
@@ -207,6 +210,19 @@ def _pull(name: str, count: int, wait_ms: int) -> Pull:
     if count <= 1:
         return Pull(name, count, None, wait)
     return Pull(name, count, None, wait, None, None, READ_BYTES_MAX)
+
+
+def _pull_in_parts(
+    server: CarrotServer, connection: "CarrotConnection", pull: Pull
+) -> Steps[list[Claim]]:
+    """Executes a pull of many; the connection's later requests wait until it is done."""
+    if not divides_pull(server.service, pull):
+        claims: list[Claim] = yield pull
+        return claims
+    try:
+        return (yield from pull_parts(server.service, pull, connection.hold_requests))
+    finally:
+        connection.resume_requests()
 
 
 def _wait(
@@ -302,7 +318,7 @@ def _acked_then_pulled(
         replies = yield from _in_parts(server, connection, _batches(deletes), taken)
     if any(isinstance(each, PenstockError) for each in replies):
         return replies, []
-    return replies, (yield pull)
+    return replies, (yield from _pull_in_parts(server, connection, pull))
 
 
 def _finish_ack_and_get(

@@ -44,6 +44,8 @@ class FrameConnection(StreamConnection):
         self._decoder = FrameDecoder("client", HELLO_LIMITS)
         self._is_welcome = False
         self._backlog: deque[Frame] = deque()
+        # By request: the size of the messages that a pull in parts has claimed.
+        self.pulled_bytes: dict[int, int] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -67,7 +69,7 @@ class FrameConnection(StreamConnection):
                 self._out.append(refusal(data, decoder.error))
                 self.end()
         server.requests_seen += len(frames)
-        if len(frames) == 1 and not self._backlog:
+        if len(frames) == 1 and not self._backlog and not self._is_held:
             server.take(self, frames[0])
         elif frames:
             self._backlog.extend(frames)
@@ -89,6 +91,8 @@ class FrameConnection(StreamConnection):
         backlog, take = self._backlog, self._server.take
         until_s = perf_counter() + TURN_S
         for _ in range(min(len(backlog), _TURN_MAX)):
+            if self._is_held:
+                return
             take(self, backlog.popleft())
             if self.is_full() or perf_counter() > until_s:
                 return
@@ -106,6 +110,16 @@ class FrameConnection(StreamConnection):
     @property
     def has_backlog(self) -> bool:
         return bool(self._backlog)
+
+    def count_pulled(self, request: int, size_bytes: int) -> None:
+        """Counts the messages of a pull in parts until it is answered."""
+        self.pulled_bytes[request] = self.pulled_bytes.get(request, 0) + size_bytes
+        self.count_deferred(0, size_bytes)
+
+    def uncount_pulled(self, request: int) -> None:
+        """Ends what `count_pulled` has begun."""
+        if self.pulled_bytes:
+            self.count_deferred(0, -self.pulled_bytes.pop(request, 0))
 
     def _refuse_rest(self) -> None:
         """Ends the connection if its bytes are no frames from here on, and all before is taken."""

@@ -13,16 +13,26 @@ where a connection came from; `ipc` and `tcp` accept them.
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.backends.loop import LoopService, Pending
-from penstock.backends.parts import bounded, take_pages, take_parts, takes_pages, with_faults
+from penstock.backends.loop import LoopService, Pending, Steps
+from penstock.backends.parts import (
+    bounded,
+    divides_pull,
+    divides_redrive,
+    pull_parts,
+    redrive_parts,
+    take_pages,
+    take_parts,
+    takes_pages,
+    with_faults,
+)
 from penstock.errors import PenstockError, ProtocolError, UnavailableError
 from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
 from penstock.server.stream import Limits as Limits
 from penstock.server.stream import StreamServer, bodies_bytes, ignore_reply
-from penstock.service import Claim, Peek, Pull
+from penstock.service import Claim, DescribeQueues, History, Peek, Pull, Redrive
 from penstock.wire.frames.bodies import DECODE, command_fault, encode_claims, encode_reply
 from penstock.wire.frames.bulk import encode_bulk_reply
 from penstock.wire.frames.frames import (
@@ -34,6 +44,7 @@ from penstock.wire.frames.frames import (
     KIND_OF,
     PEEK,
     PULL,
+    REDRIVE,
     STATUS,
     Body,
     Frame,
@@ -46,6 +57,8 @@ from penstock.wire.frames.parts import LARGE_BYTES, parts_of
 
 if TYPE_CHECKING:
     from penstock.server.frames.connection import FrameConnection
+
+R = TypeVar("R")
 
 
 class FrameServer(StreamServer):
@@ -68,10 +81,13 @@ class FrameServer(StreamServer):
     ) -> None:
         super().__init__(service, limits, failed, faults)
         self._submit = service.submit
-        self._submit_by_kind: dict[int, Callable[[Any], Any]] = {
-            PULL: self._submit_within_frame,
-            PEEK: self._submit_within_frame,
-            HISTORY: service.history,
+        # Commands that may be long: the functions also get the connection and the request's number.
+        self._submit_by_kind: dict[int, Callable[[FrameConnection, int, Any], Any]] = {
+            PULL: self._pull,
+            PEEK: self._peek,
+            REDRIVE: self._redrive,
+            HISTORY: self._history,
+            DESCRIBE_QUEUES: self._describe_queues,
         }
         self._counts = counts or CommandCounts()
         self._answered = self._counts.ok
@@ -105,12 +121,11 @@ class FrameServer(StreamServer):
                 reply: Any = self.service.run(take_parts(kind, request, parts))
             else:
                 command = decode(body)
-                if kind == DESCRIBE_QUEUES and takes_pages(command):
-                    reply = self.service.run(
-                        take_pages(request, command, self.limits.frame_bytes_max)
-                    )
+                submit = self._submit_by_kind.get(kind)
+                if submit is None:
+                    reply = self._submit(command)
                 else:
-                    reply = self._submit_by_kind.get(kind, self._submit)(command)
+                    reply = submit(connection, request, command)
         except PenstockError as error:
             self._refuse(connection, kind, request, error)
             return
@@ -140,8 +155,40 @@ class FrameServer(StreamServer):
             self._answered[STATUS] += 1
             connection.send(encode_reply(request, self.status()))
 
-    def _submit_within_frame(self, command: Pull | Peek) -> Any:
+    # Commands that may be long.
+
+    def _pull(self, connection: "FrameConnection", request: int, command: Pull) -> Any:
+        within: Any = bounded(command, self.limits.frame_bytes_max)
+        if divides_pull(self.service, within):
+            return self.service.run(self._pull_in_parts(connection, request, within))
+        return self._submit(within)
+
+    def _pull_in_parts(
+        self, connection: "FrameConnection", request: int, command: Pull
+    ) -> Steps[list[Claim]]:
+        steps = pull_parts(self.service, command, connection.hold_requests)
+        claims = yield from _in_order(connection, steps)
+        connection.count_pulled(request, bodies_bytes(claims))
+        return claims
+
+    def _peek(self, connection: "FrameConnection", request: int, command: Peek) -> Any:
         return self._submit(bounded(command, self.limits.frame_bytes_max))
+
+    def _redrive(self, connection: "FrameConnection", request: int, command: Redrive) -> Any:
+        if not divides_redrive(self.service, command):
+            return self._submit(command)
+        steps = redrive_parts(self.service, command, connection.hold_requests)
+        return self.service.run(_in_order(connection, steps))
+
+    def _history(self, connection: "FrameConnection", request: int, command: History) -> Any:
+        return self.service.history(command)
+
+    def _describe_queues(
+        self, connection: "FrameConnection", request: int, command: DescribeQueues
+    ) -> Any:
+        if not takes_pages(command):
+            return self._submit(command)
+        return self.service.run(take_pages(request, command, self.limits.frame_bytes_max))
 
     def _refuse(
         self, connection: "FrameConnection", kind: int, request: int, error: PenstockError
@@ -174,6 +221,7 @@ class FrameServer(StreamServer):
     def _send_claims(
         self, connection: "FrameConnection", request: int, claims: list[Claim]
     ) -> None:
+        connection.uncount_pulled(request)
         answer = encode_claims(request, claims)
         if len(answer) <= self.limits.frame_bytes_max:
             self._answered[PULL] += 1
@@ -200,7 +248,8 @@ class FrameServer(StreamServer):
         size = 0
         if kind == PULL:
             connection.claiming[request] = pending
-            size = bodies_bytes(pending.claims)
+            if request not in connection.pulled_bytes and pending.is_known:
+                size = bodies_bytes(pending.claims)
         elif kind == PEEK and pending.is_known:
             size = bodies_bytes(pending.reply)
         connection.count_deferred(1, size)
@@ -279,3 +328,11 @@ class FrameServer(StreamServer):
             "answers_waiting_for_disk": self.deferred,
             "housekeeping_error": None if error is None else f"{type(error).__name__}: {error}",
         }
+
+
+def _in_order(connection: "FrameConnection", steps: Steps[R]) -> Steps[R]:
+    """The steps of a request during whose pauses no other request of its connection is executed."""
+    try:
+        return (yield from steps)
+    finally:
+        connection.resume_requests()

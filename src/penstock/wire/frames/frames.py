@@ -99,6 +99,7 @@ COMMANDS_KNOWN_MIN: Final = 16
 PUSH: Final = KIND_OF[Push]
 PULL: Final = KIND_OF[Pull]
 PEEK: Final = KIND_OF[Peek]
+REDRIVE: Final = KIND_OF[Redrive]
 HISTORY: Final = KIND_OF[History]
 DESCRIBE_QUEUES: Final = KIND_OF[DescribeQueues]
 BATCH: Final = KIND_OF[Batch]
