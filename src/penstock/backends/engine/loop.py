@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.waiting import Waiter
-from penstock.backends.loop import PAUSE, Pending, Steps
+from penstock.backends.loop import PAUSE, EventList, HistoryParts, Pending, Steps
 from penstock.core.due import NEVER_MS
 from penstock.errors import EngineClosed, InFlightLimit, JournalError, PenstockError
 from penstock.service import (
@@ -228,32 +228,37 @@ class LoopEngine:
         self._defer(pending, result, sequence)
         return pending
 
-    def history(self, command: History) -> list[HistoryEvent] | Pending:
+    def history(self, command: History, parts: HistoryParts | None = None) -> Pending:
         self.engine.check()
         pending = EngineReply(loop_engine=self)
-        self._loop.call_soon(self._read_history, pending, self.engine.history(command), [])
+        events = self.engine.history(command)
+        self._loop.call_soon(self._read_history, pending, events, parts or EventList())
         return pending
 
     def _read_history(
         self,
         pending: "EngineReply",
         events: Iterator[HistoryEvent | None],
-        found: list[HistoryEvent],
+        parts: HistoryParts,
     ) -> None:
         """Reads a part of the journal, and goes on in the next turn of the event loop."""
         if pending.done is None:
             return
+        found: list[HistoryEvent] = []
         try:
             self.engine.check()
             for event in events:
                 if event is None:
-                    self._loop.call_soon(self._read_history, pending, events, found)
+                    parts.add(found)
+                    self._loop.call_soon(self._read_history, pending, events, parts)
                     return
                 found.append(event)
+            parts.add(found)
+            reply = parts.result()
         except Exception as error:
             pending.finish(None, error)
         else:
-            pending.finish(found, None)
+            pending.finish(reply, None)
 
     def view(self, name: str) -> QueueInfo | None:
         try:
