@@ -46,6 +46,8 @@ NO_CLAIMS: Final[PulledClaims] = (None, ())
 # How many messages are claimed, and how many claims released, in one turn of the event loop.
 PULL_PART_MAX: Final = 500
 _RELEASED_MAX: Final = 200
+# How many pulls that waited are answered in one turn of the event loop.
+_WOKEN_MAX: Final = 200
 
 
 class LoopEngine:
@@ -444,9 +446,11 @@ class LoopEngine:
         """Answers pulls that were woken, sets the timer, asks the journal for a notification."""
         self._turn_is_planned = False
         if self._woken:
-            woken, self._woken = self._woken, []
+            woken, self._woken = self._woken[:_WOKEN_MAX], self._woken[_WOKEN_MAX:]
             for pending in woken:
                 self._answer_woken(pending)
+            if self._woken:
+                self._plan_turn()
         if self._must_plan:
             self._set_timer()
         if self._deferred and not self._notice_is_due:
@@ -551,6 +555,8 @@ class LoopEngine:
             else:
                 pending.finish(None, EngineClosed("the engine was closed"))
         self._turn()
+        while self._woken:
+            self._turn()
 
 
 class EngineReply(Pending, kw_only=True):
