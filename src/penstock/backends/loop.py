@@ -58,6 +58,7 @@ PAUSE: Final = NextTurn()
 # How long the description of a queue of another service is used before it is asked for again.
 VIEW_S: Final = 1.0
 _VIEWS_MAX: Final = 10_000
+_HISTORY_EVENTS: Final = 1_000
 # Claims that are released at the same time.
 _RELEASED_MAX: Final = 200
 _CHANGES_QUEUE: Final = frozenset({CreateQueue, ConfigureQueue, DeleteQueue})
@@ -96,6 +97,30 @@ class Pending(msgspec.Struct, eq=False, kw_only=True):
             done(reply, error)
 
 
+class HistoryParts(Protocol):
+    """Takes the events of a history as they are read, in parts."""
+
+    def add(self, events: list[HistoryEvent]) -> None:
+        """Takes the next events. What it raises ends the history."""
+        ...
+
+    def result(self) -> Any:
+        """The reply, when all events have been added."""
+        ...
+
+
+class EventList:
+    """The `HistoryParts` whose reply is the events."""
+
+    def __init__(self) -> None:
+        self._events: list[HistoryEvent] = []
+        self.add = self._events.extend
+
+    def result(self) -> list[HistoryEvent]:
+        """All events."""
+        return self._events
+
+
 class LoopService(Protocol):
     """A queue service as servers on an event loop use it."""
 
@@ -113,8 +138,11 @@ class LoopService(Protocol):
         """The reply if it can be shown at once, or a Pending. Raises PenstockError."""
         ...
 
-    def history(self, command: History) -> list[HistoryEvent] | Pending:
-        """`submit` for the one command whose work grows with the journal: done in slices."""
+    def history(self, command: History, parts: HistoryParts | None = None) -> Pending:
+        """`submit` for the one command whose work grows with the journal: done in slices.
+
+        With `parts`, the reply is its result.
+        """
         ...
 
     def run(self, steps: Steps[R]) -> R | Pending:
@@ -191,8 +219,17 @@ class AwaitedService:
         pending.start(self._execute(command, pending))
         return pending
 
-    def history(self, command: History) -> list[HistoryEvent] | Pending:
-        return self.submit(command)
+    def history(self, command: History, parts: HistoryParts | None = None) -> Pending:
+        pending = AwaitedReply(service=self)
+        pending.start(self._history(command, parts or EventList(), pending))
+        return pending
+
+    async def _history(self, command: History, parts: HistoryParts, pending: "AwaitedReply") -> Any:
+        events = await self._execute(command, pending)
+        for start in range(0, len(events), _HISTORY_EVENTS):
+            parts.add(events[start : start + _HISTORY_EVENTS])
+            await asyncio.sleep(0)
+        return parts.result()
 
     def run(self, steps: Steps[R]) -> R | Pending:
         try:

@@ -22,6 +22,7 @@ from penstock.service import (
     Batch,
     Claim,
     DescribeQueues,
+    HistoryEvent,
     NumberedReplies,
     Peek,
     Pull,
@@ -40,6 +41,8 @@ _ROW_BYTES: Final = 1_024
 _VISIBILITY_MS_MIN: Final = 10_000
 # After so many claims the next part of a pull waits for the next turn of the event loop.
 _PAUSE_CLAIMS_MIN: Final = 100
+# `encode_rows` has a limit.
+_ROWS_MAX: Final = 10_000
 # The settings of so many queues are read and encoded at once; those of one have up to 64 KiB.
 PAGE_QUEUES: Final = 200
 
@@ -185,6 +188,32 @@ def take_pages(request: int, command: DescribeQueues, frame_bytes_max: int) -> S
             return encode_row_reply(request, count, rows)
         after = page[-1].queue
         yield PAUSE
+
+
+class HistoryAnswer:
+    """The events of a history, encoded as they are read; its result is the frame of the answer."""
+
+    def __init__(self, request: int, frame_bytes_max: int) -> None:
+        self._request = request
+        self._frame_bytes_max = frame_bytes_max
+        self._rows: list[bytes] = []
+        self._count = self._size_bytes = 0
+
+    def add(self, events: list[HistoryEvent]) -> None:
+        """Encodes the next events. Raises UnavailableError if a frame cannot have them all."""
+        for start in range(0, len(events), _ROWS_MAX):
+            self._rows.append(encode_rows(events[start : start + _ROWS_MAX]))
+            self._size_bytes += len(self._rows[-1])
+        self._count += len(events)
+        if self._size_bytes > self._frame_bytes_max:
+            raise UnavailableError(
+                f"{self._count} events take {self._size_bytes} bytes and a frame at most "
+                f"{self._frame_bytes_max}; read the journal by the pipeline instead"
+            )
+
+    def result(self) -> bytes:
+        """The frame of the answer."""
+        return encode_row_reply(self._request, self._count, self._rows)
 
 
 def take_parts(

@@ -42,6 +42,7 @@ _MARK_BYTES: Final = 1024 * 1024
 # How much `history` reads between two breaks. A small entry takes longer to pass than its bytes.
 _HISTORY_BYTES: Final = 1024 * 1024
 _HISTORY_ENTRIES: Final = 1_000
+_HISTORY_EVENTS: Final = 1_000
 
 
 def check_durability(text: str) -> Durability:
@@ -253,12 +254,15 @@ class FileJournal:
         while offset < end:
             entries = islice(self.segments.entries(offset, end), _HISTORY_ENTRIES)
             break_at, offset = offset + _HISTORY_BYTES, end
+            found = 0
             for entry in entries:
                 if entry.version == codec.VERSION:
-                    events = codec.decode_number(entry.data, entry.data_offset, number)
-                    yield from (event for event in events if concerns(event, number))
+                    for event in codec.decode_number(entry.data, entry.data_offset, number):
+                        if concerns(event, number):
+                            found += 1
+                            yield event
                 offset = entry.end_offset
-                if offset >= break_at:
+                if offset >= break_at or found >= _HISTORY_EVENTS:
                     break
             yield None
             # Upkeep may have dropped the files that were to be read next.

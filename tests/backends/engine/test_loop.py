@@ -12,6 +12,7 @@ from penstock.backends.engine.store import open_engine
 from penstock.backends.loop import PAUSE, AwaitedService, Pending, result_of
 from penstock.clock import ManualClock, SystemClock
 from penstock.errors import (
+    EngineClosed,
     InFlightLimit,
     JournalError,
     MessageNotFound,
@@ -30,6 +31,7 @@ from penstock.service import (
     Pull,
     Purge,
     Push,
+    PushMany,
     Stats,
 )
 from tests.server.conftest import until
@@ -125,6 +127,34 @@ def test_a_woken_pull_is_called_back_from_the_loop_and_may_submit_commands():
         ((claims, error),) = served
         assert error is None
         assert [claim.epoch for claim in claims] == [2]
+
+    on_loop(check)
+
+
+def test_pulls_that_one_push_wakes_are_answered_in_order_and_not_all_in_one_turn():
+    """Row 20: 2,000 connections may wait on one queue."""
+
+    async def check(service, clock):
+        answered: list[int] = []
+        for number in range(1_000):
+            pull = service.submit(Pull("q", wait_ms=1_000))
+            pull.then(lambda claims, error, number=number: answered.append(number))
+        service.submit(PushMany("q", [b"x"] * 1_000))
+        counts = []
+        while len(answered) < 1_000:
+            await asyncio.sleep(0)
+            counts.append(len(answered))
+        assert [count for count in counts if count] == [200, 400, 600, 800, 1_000]
+        assert answered == [*range(1_000)]
+
+    on_loop(check)
+
+
+def test_all_pulls_that_wait_are_answered_when_the_engine_closes():
+    async def check(service, clock):
+        waiting = [collect(service.submit(Pull("q", wait_ms=1_000))) for _ in range(1_000)]
+        await service.close()
+        assert {type(error) for ((_, error),) in waiting} == {EngineClosed}
 
     on_loop(check)
 

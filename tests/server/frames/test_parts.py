@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import threading
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,14 +15,23 @@ from penstock.backends.engine.store import open_engine
 from penstock.backends.loop import PAUSE
 from penstock.backends.parts import divides_pull, pull_parts
 from penstock.clock import ManualClock
-from penstock.errors import InFlightLimit, QueueNotFound, StoreFull, UnavailableError
+from penstock.errors import (
+    InFlightLimit,
+    MessageNotFound,
+    QueueNotFound,
+    StoreFull,
+    UnavailableError,
+)
 from penstock.server.frames import connection
 from penstock.server.frames.server import Limits
 from penstock.service import (
+    Batch,
     ConfigureQueue,
     CreateQueue,
     DeleteQueue,
     DescribeQueues,
+    Extend,
+    History,
     ListQueues,
     Pull,
     Push,
@@ -32,7 +42,7 @@ from penstock.service import (
 from penstock.wire.frames.bodies import DECODE_REPLY
 from penstock.wire.frames.bulk import encode_bulk
 from penstock.wire.frames.frames import REPLY
-from tests.server.conftest import in_each_turn, until
+from tests.server.conftest import TIMEOUT_S, in_each_turn, until
 from tests.server.frames.test_ipc import FrameWire, SlowJournal
 
 MANY = 10_000
@@ -363,6 +373,65 @@ def test_a_pull_in_parts_claims_what_one_pull_would_claim(seed, bytes_max):
         assert parts == whole[: len(parts)]
         assert bool(parts) == bool(whole)
         assert sum(map(len, parts)) <= bytes_max
+
+
+# Histories.
+
+
+def extend_often(server, count):
+    """The id of a message whose claim is extended so often."""
+    message = submit(server, Push("orders", b"x"))
+    (claim,) = submit(server, Pull("orders"))
+    for _ in range(count // 1_000):
+        submit(server, Batch([Extend("orders", claim.proof, 60_000)] * 1_000))
+    return message.id
+
+
+class CountedParts:
+    """Counts the events of each part of a history."""
+
+    def __init__(self):
+        self.sizes = []
+
+    def add(self, events):
+        self.sizes.append(len(events))
+
+    def result(self):
+        return self.sizes
+
+
+def test_a_history_of_many_events_is_one_answer_that_is_made_in_parts(serve, tmp_path):
+    """Row 20: each part is read and encoded in a turn of its own."""
+    engine = open_engine(tmp_path / "store", clock=ManualClock(), durability="os")
+    with connected(serve(engine=engine)) as (server, wire):
+        history = History(extend_often(server, 20_000))
+        events = wire.ask(1, history)
+        assert [event.kind for event in events] == ["Pushed", "Claimed", *["Extended"] * 20_000]
+        with pytest.raises(MessageNotFound):
+            wire.ask(2, History(history.id[:-4] + "ffff"))
+        sizes: list[int] = []
+        done = threading.Event()
+
+        def finish(reply, error):
+            sizes.extend(reply)
+            done.set()
+
+        server.call(lambda: server.frames.service.history(history, CountedParts()).then(finish))
+        assert done.wait(TIMEOUT_S)
+        assert (max(sizes), sum(sizes)) == (1_002, 20_002)
+
+
+def test_a_history_that_does_not_fit_into_a_frame_is_refused(serve, tmp_path):
+    """Row 20."""
+    engine = open_engine(tmp_path / "store", clock=ManualClock(), durability="os")
+    limits = Limits(frame_bytes_max=1024 * 1024)
+    with connected(serve(engine=engine, limits=limits)) as (server, wire):
+        history = History(extend_often(server, 20_000))
+        with pytest.raises(
+            UnavailableError, match=r"\d+ events take \d+ bytes and a frame at most"
+        ):
+            wire.ask(1, history)
+        assert wire.ask(2, Stats("orders")).in_flight == 1
 
 
 # Many requests.

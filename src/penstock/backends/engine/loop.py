@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.waiting import Waiter
-from penstock.backends.loop import PAUSE, Pending, Steps
+from penstock.backends.loop import PAUSE, EventList, HistoryParts, Pending, Steps
 from penstock.core.due import NEVER_MS
 from penstock.errors import EngineClosed, InFlightLimit, JournalError, PenstockError
 from penstock.service import (
@@ -46,6 +46,8 @@ NO_CLAIMS: Final[PulledClaims] = (None, ())
 # How many messages are claimed, and how many claims released, in one turn of the event loop.
 PULL_PART_MAX: Final = 500
 _RELEASED_MAX: Final = 200
+# How many pulls that waited are answered in one turn of the event loop.
+_WOKEN_MAX: Final = 200
 
 
 class LoopEngine:
@@ -228,32 +230,37 @@ class LoopEngine:
         self._defer(pending, result, sequence)
         return pending
 
-    def history(self, command: History) -> list[HistoryEvent] | Pending:
+    def history(self, command: History, parts: HistoryParts | None = None) -> Pending:
         self.engine.check()
         pending = EngineReply(loop_engine=self)
-        self._loop.call_soon(self._read_history, pending, self.engine.history(command), [])
+        events = self.engine.history(command)
+        self._loop.call_soon(self._read_history, pending, events, parts or EventList())
         return pending
 
     def _read_history(
         self,
         pending: "EngineReply",
         events: Iterator[HistoryEvent | None],
-        found: list[HistoryEvent],
+        parts: HistoryParts,
     ) -> None:
         """Reads a part of the journal, and goes on in the next turn of the event loop."""
         if pending.done is None:
             return
+        found: list[HistoryEvent] = []
         try:
             self.engine.check()
             for event in events:
                 if event is None:
-                    self._loop.call_soon(self._read_history, pending, events, found)
+                    parts.add(found)
+                    self._loop.call_soon(self._read_history, pending, events, parts)
                     return
                 found.append(event)
+            parts.add(found)
+            reply = parts.result()
         except Exception as error:
             pending.finish(None, error)
         else:
-            pending.finish(found, None)
+            pending.finish(reply, None)
 
     def view(self, name: str) -> QueueInfo | None:
         try:
@@ -439,9 +446,11 @@ class LoopEngine:
         """Answers pulls that were woken, sets the timer, asks the journal for a notification."""
         self._turn_is_planned = False
         if self._woken:
-            woken, self._woken = self._woken, []
+            woken, self._woken = self._woken[:_WOKEN_MAX], self._woken[_WOKEN_MAX:]
             for pending in woken:
                 self._answer_woken(pending)
+            if self._woken:
+                self._plan_turn()
         if self._must_plan:
             self._set_timer()
         if self._deferred and not self._notice_is_due:
@@ -546,6 +555,8 @@ class LoopEngine:
             else:
                 pending.finish(None, EngineClosed("the engine was closed"))
         self._turn()
+        while self._woken:
+            self._turn()
 
 
 class EngineReply(Pending, kw_only=True):

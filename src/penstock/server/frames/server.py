@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.backends.loop import LoopService, Pending, Steps
 from penstock.backends.parts import (
+    HistoryAnswer,
     bounded,
     divides_pull,
     divides_redrive,
@@ -181,7 +182,7 @@ class FrameServer(StreamServer):
         return self.service.run(_in_order(connection, steps))
 
     def _history(self, connection: "FrameConnection", request: int, command: History) -> Any:
-        return self.service.history(command)
+        return self.service.history(command, HistoryAnswer(request, self.limits.frame_bytes_max))
 
     def _describe_queues(
         self, connection: "FrameConnection", request: int, command: DescribeQueues
@@ -209,7 +210,7 @@ class FrameServer(StreamServer):
             return
         self._answered[kind] += 1
         if type(reply) is bytes:
-            # The frame that `take_parts` or `take_pages` made.
+            # The frame of an answer that was made in parts.
             connection.send(reply)
         elif kind == BULK_PUSH:
             connection.send(encode_bulk_reply(request, reply))
