@@ -13,6 +13,8 @@ import sys
 import threading
 from pathlib import Path
 
+from pyspark.errors import StreamingQueryException
+
 from penstock.spark.session import make_session
 
 QUEUES = ("before", "after")
@@ -62,10 +64,23 @@ def consume(spark, url, place, batch=-1):
 
 
 def main(url, directory, batch):
-    """Runs both streams."""
+    """Runs both streams to their ends.
+
+    Spark gives the Python process of a stream ten seconds to start, which a busy machine may not
+    keep: such a stream is started again, from its checkpoint.
+    """
     spark = make_session(master="local[2]")
-    for query in [consume(spark, url, Path(directory, name), int(batch)) for name in QUEUES]:
-        query.awaitTermination()
+    places = [Path(directory, name) for name in QUEUES]
+    running = {place: consume(spark, url, place, int(batch)) for place in places}
+    while running:
+        for place, query in list(running.items()):
+            try:
+                if query.awaitTermination(1):
+                    del running[place]
+            except StreamingQueryException as failed:
+                if "failed to connect back" not in str(failed):
+                    raise
+                running[place] = consume(spark, url, place, int(batch))
 
 
 if __name__ == "__main__":
