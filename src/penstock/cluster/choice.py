@@ -27,6 +27,7 @@ from nats.aio.subscription import Subscription
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.log import ReadRegisters, Register, Unanswered
 from penstock.cluster.membership import (
+    LATER_SETTINGS,
     REFUSED_MAX,
     SILENT_S,
     NodeInfo,
@@ -208,7 +209,7 @@ class OwnerChoice:
         # One at a time, with the state of that instant: an earlier announcement that takes long
         # must not replace a later one.
         async with self._announcing:
-            value = msgspec.json.encode(NodeInfo(self.state, self.endpoint))
+            value = msgspec.json.encode(NodeInfo(self.state, self.endpoint, LATER_SETTINGS))
             await self._replicated.run(set_register(f"node.{self._node}", value))
 
     def stop(self) -> None:
