@@ -20,8 +20,9 @@ processor time that a push took in that run. More shards cannot pass it here; `o
 a run came. On machines of their own the parts would have as many cores each.
 
 Pauses: clients push without rest while an owner is killed, stopped or drained; the figure is the
-longest time without an answer on any shard, the worst of some runs. A run that loses an answered
-push, or sees a message claimed twice under one epoch, or in which a push fails, is void.
+longest time without an answer on any shard, the worst of some runs. `nothing` is the same without
+a disturbance: what the load itself, the disk and the machine contribute. A run that loses an
+answered push, or sees a message claimed twice under one epoch, or in which a push fails, is void.
 """
 
 import asyncio
@@ -339,7 +340,7 @@ async def longest_silence(cluster: StartedCluster, disturb: str) -> float:
         gaps.clear()
         if disturb == "move":
             await operate(cluster.address, lambda each: each.drain(victim))
-        else:
+        elif disturb != "nothing":
             number = signal.SIGKILL if disturb == "kill" else signal.SIGSTOP
             os.kill(cluster.pid(victim), number)
         await asyncio.sleep(6 if disturb == "stop" else 3)
@@ -411,7 +412,7 @@ async def measure_pauses(root: Path, times: int) -> dict[str, list[float]]:
     One cluster has them in this order: a node that was stopped comes back, one that was drained
     takes no shards, and then one of the other two is killed.
     """
-    pauses: dict[str, list[float]] = {"stop": [], "move": [], "kill": []}
+    pauses: dict[str, list[float]] = {"nothing": [], "stop": [], "move": [], "kill": []}
     for number in range(times):
         cluster = StartedCluster(root / f"pauses{number}", 8)
         try:

@@ -142,6 +142,30 @@ def test_new_standbys_are_started_one_at_a_time(on_cluster, monkeypatch):
     assert max(started) <= 2
 
 
+def test_a_standby_reads_nothing_while_its_node_pauses_that(on_cluster, monkeypatch):
+    """Clients wait for a shard that changes its owner; at most a second, if that does not end."""
+
+    async def work(cluster):
+        await cluster.add("a", "b")
+        node = cluster.nodes["a"].node
+        await cluster.until(lambda: node._standbys)
+        shard, standby = next(iter(node._standbys.items()))
+        replica = standby.replica
+        with node.reading_paused(), node.reading_paused():
+            assert replica.is_paused()
+        assert not replica.is_paused()
+        monkeypatch.setattr("penstock.cluster.node._READING_PAUSED_S", 0.0)
+        with node.reading_paused():
+            assert not replica.is_paused()
+        monkeypatch.undo()
+        await node.end_standby(shard)
+        with node.reading_paused():
+            # It is used to take the shard over.
+            assert not replica.is_paused()
+
+    on_cluster(work)
+
+
 def test_a_fenced_owner_answers_nothing_and_discards_its_state(on_cluster):
     """Row 10: the old owner resumes after another has taken its shard."""
 

@@ -442,8 +442,46 @@ def test_a_long_log_is_read_in_short_steps(log, owner, other):
     filled(owner, 200)
     log.requests.clear()
     other.take()
-    assert log.requests.count(Pause(0)) == 4
+    assert log.requests.count(Pause(0)) >= 20
     assert other.state == owner.state
+
+
+def test_a_standby_reads_a_long_log_in_parts_with_pauses_and_a_takeover_does_not(log, owner, other):
+    """No client waits for a standby; clients of its node's other shards do."""
+    filled(owner, 250)
+    log.requests.clear()
+    run_steps(other.replica.catch_up(), log.answer)
+    reads = [each for each in log.requests if type(each) is ReadSlots]
+    # 252 slots; the last read finds nothing.
+    assert len(reads) == 4
+    assert {each.limit for each in reads} == {100}
+    waits = [each for each in log.requests if type(each) is Pause and each.ms]
+    assert len(waits) == 3
+    for n in range(250):
+        owner.do(Push("q", b"%d" % n))
+    log.requests.clear()
+    other.take()
+    assert {each.limit for each in log.requests if type(each) is ReadSlots} == {500}
+    assert not [each for each in log.requests if type(each) is Pause and each.ms]
+    assert other.state == owner.state
+
+
+def test_a_long_read_waits_while_it_is_paused(log, owner, other):
+    filled(owner, 50)
+    replica = other.replica
+    paused = [True] * 5
+    reached = []
+
+    def is_paused():
+        reached.append(replica.next_slot)
+        return bool(paused) and paused.pop()
+
+    replica.is_paused = is_paused
+    run_steps(replica.catch_up(), log.answer)
+    # It went on with the next slot after the pause, and had read nothing meanwhile.
+    assert reached[:6] == [reached[0]] * 6
+    assert reached[6] > reached[0]
+    assert replica.next_slot == log.last(SHARD) + 1
 
 
 def test_a_large_extent_is_applied_in_short_steps_and_reading_may_end_between_them(

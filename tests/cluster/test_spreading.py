@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from penstock.cluster.membership import set_register
 from penstock.errors import InvalidField, InvalidReceipt, QueueNotFound
 from penstock.service import Batch, Delete, DescribeQueue, Push, PushMany
 from tests.cluster.ledger import pace
@@ -355,5 +356,28 @@ def test_commands_in_a_batch_with_a_push_to_a_spread_queue_are_carried_out(on_cl
         assert len(set(done[1:])) == 7
         assert (await queues.stats("hot")).messages == 6
         assert [each.body for each in await queues.pull_many(cold, 10)] == [b"y"]
+
+    on_cluster(work)
+
+
+def test_a_setting_that_a_node_does_not_know_is_refused_and_changes_nothing(on_cluster):
+    """An older node would lose it as the next owner, or refuse it in one shard of several."""
+
+    async def work(cluster):
+        queues = await cluster.open_queue("orders")
+        await spread(cluster, "orders", 2)
+        log = cluster.nodes["a"].node._replicated
+        # As a node of a version before priority_age writes its register.
+        await log.run(set_register("node.old", b'{"state":"up","endpoint":""}'))
+        for change in (queues.configure, queues.create):
+            with pytest.raises(InvalidField, match=r"priority_age.*node 'old'.*upgrade that node"):
+                await change("orders", priority_age=5)
+        await queues.configure("orders", priority_age=None, visibility_timeout=7)
+        settings = (await queues.describe("orders")).settings
+        assert settings.priority_age_ms is None
+        assert settings.visibility_ms == 7_000
+        await log.run(set_register("node.old", b'{"state":"left","endpoint":""}'))
+        await queues.configure("orders", priority_age=5)
+        assert (await queues.describe("orders")).settings.priority_age_ms == 5_000
 
     on_cluster(work)

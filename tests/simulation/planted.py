@@ -745,3 +745,15 @@ class ANodeThatIsNotKnownYetCountsAsStopped(WithChoiceClass):
     """As it was: replaces an owner whose own register it has not read."""
 
     choice_class = ChoiceTakingFromUnknownNodes
+
+
+class ChoiceTakingWithoutAnAnswer(OwnerChoice):
+    async def _ask_to_yield(self, shard, owner):
+        answer = await super()._ask_to_yield(shard, owner)
+        return b"? not owned here" if answer == b"? no answer" else answer
+
+
+class AnOwnerThatDoesNotAnswerIsReplaced(WithChoiceClass):
+    """Takes a shard if its owner was asked for it and has not answered."""
+
+    choice_class = ChoiceTakingWithoutAnAnswer

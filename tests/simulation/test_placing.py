@@ -4,6 +4,7 @@ Pings, registers, moves and drains are those of `cluster.choice`, which real nod
 """
 
 import re
+from contextlib import contextmanager
 
 import pytest
 
@@ -209,6 +210,126 @@ def test_an_owner_is_not_replaced_because_the_registers_are_not_answered(play):
         script.cluster.streams.registers.look_all = lambda prefix, answered: None
         replaced_ms = script.replaced_after_ms(limit_ms)
         assert (replaced_ms is None) == (node_class is SimulatedNode)
+
+
+def test_whole_logs_are_read_after_all_moves_and_not_while_a_shard_has_no_owner(play):
+    """Row 10: a new standby would delay the moves of its node, for which clients wait."""
+    script = play(shards=8)
+    owner = script.owner
+    others = [node for node in script.cluster.nodes if node is not owner]
+    paused = {node.name: 0 for node in script.cluster.nodes}
+    steps = []
+
+    def left(node):
+        names = [each.name for each in others]
+        return {s for s in range(8) if ranked(s, names)[0] == node.name} - {*node.owned}
+
+    def observe(node):
+        holder = node.choice._holder
+        stand_by = holder.stand_by
+
+        @contextmanager
+        def reading_paused():
+            paused[node.name] += 1
+            yield
+            paused[node.name] -= 1
+
+        def note_standby(shard):
+            if not holder.is_standby(shard) and shard not in left(node):
+                steps.append(("follow", not left(node)))
+            stand_by(shard)
+
+        def note(step, work):
+            def observed(*arguments):
+                steps.append((step, paused[node.name] > 0))
+                return work(*arguments)
+
+            return observed
+
+        holder.reading_paused = reading_paused
+        holder.stand_by = note_standby
+        holder.take = note("take", holder.take)
+        holder.hand_over = note("hand over", holder.hand_over)
+        node.choice._ask_to_yield = note("ask", node.choice._ask_to_yield)
+
+    for node in script.cluster.nodes:
+        observe(node)
+    subject = f"sim.node.{owner.name}.ask"
+    script.run(script.client.connection.request(subject, b"drain", 10.0))
+    script.until(lambda: not any(map(left, others)))
+    script.wait(2_000)
+    assert script.violation is None
+    assert {step for step, _ in steps} == {"follow", "ask", "hand over", "take"}
+    assert [each for each in steps if not each[1]] == []
+    assert not any(paused.values())
+
+
+class LostOnce:
+    """Loses the first request for a shard, or the answer to it; nothing else is lost."""
+
+    def __init__(self, script, what):
+        self.script = script
+        self.what = what
+        self.lost_ms = None
+        self._answers_to = set()
+        self._publish = script.cluster.network.publish
+        script.cluster.network.publish = self.publish
+
+    def publish(self, sender, subject, data, reply):
+        is_request = data.startswith(b"yield ")
+        if is_request:
+            self._answers_to.add(reply)
+        is_it = is_request if self.what == "request" else subject in self._answers_to
+        if is_it and self.lost_ms is None:
+            self.lost_ms = self.script.cluster.schedule.now_ms
+        else:
+            self._publish(sender, subject, data, reply)
+
+
+def move_with_a_loss(script, what):
+    """Moves the shard to its standby, whose first request, or the answer to it, is lost."""
+    lost = LostOnce(script, what)
+    next_owner = script.node_named(ranked(0, NODES)[1])
+    script.run(script.client.connection.run(set_register("pin.0", next_owner.name.encode())))
+    script.until(lambda: lost.lost_ms is not None)
+    return lost.lost_ms, next_owner
+
+
+def test_a_shard_is_taken_soon_if_the_answer_of_its_last_owner_was_lost(play, monkeypatch):
+    """Row 10: that node has stopped serving it, and answers pings, so that it counts as live."""
+    for ask_again_s in (None, 15.0):
+        if ask_again_s is not None:
+            # As it was.
+            monkeypatch.setattr("penstock.cluster.choice._YIELD_S", ask_again_s)
+        script = play()
+        owner = script.owner
+        lost_ms, next_owner = move_with_a_loss(script, "answer")
+        assert not owner.owned
+        script.until(lambda node=next_owner: 0 in node.owned)
+        without_owner_ms = script.cluster.schedule.now_ms - lost_ms
+        assert script.violation is None
+        assert (without_owner_ms < 4_000) == (ask_again_s is None)
+        assert script.ask(Push("q0", b"x", dedup_id="x")).id
+
+
+def test_an_owner_that_was_not_reached_by_a_request_keeps_its_shard_until_it_is_asked(play):
+    """Row 9: it answers pings and serves; only the request for its shard was lost."""
+    script = play()
+    owner = script.owner
+    lost_ms, next_owner = move_with_a_loss(script, "request")
+    while script.cluster.schedule.now_ms < lost_ms + 2_500:
+        script.wait(100)
+        assert 0 in owner.owned
+        assert script.ask(Stats("q0")).messages == 0
+    # It is asked again, and hands the shard over.
+    script.until(lambda: 0 in next_owner.owned)
+    script.cluster.placement.check_settled()
+    assert script.violation is None
+
+    script = play(planted.AnOwnerThatDoesNotAnswerIsReplaced)
+    move_with_a_loss(script, "request")
+    script.wait(10_000)
+    assert "its owner was replaced, and it was not asked" in (script.violation or "")
 
 
 def test_a_node_that_was_not_pinged_is_not_silent():

@@ -15,7 +15,7 @@ only a connection, an event loop and a `ShardHolder`, so that the simulation run
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -27,6 +27,7 @@ from nats.aio.subscription import Subscription
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.log import ReadRegisters, Register, Unanswered
 from penstock.cluster.membership import (
+    LATER_SETTINGS,
     REFUSED_MAX,
     SILENT_S,
     NodeInfo,
@@ -102,6 +103,10 @@ class ShardHolder(Protocol):
 
     async def catch_up(self, shard: int) -> None:
         """Waits until the standby has read what the log has."""
+        ...
+
+    def reading_paused(self) -> AbstractContextManager[None]:
+        """Has long reads of standbys wait meanwhile: clients wait for a shard without an owner."""
         ...
 
     async def end_standby(self, shard: int) -> ShardReplica | None:
@@ -204,7 +209,7 @@ class OwnerChoice:
         # One at a time, with the state of that instant: an earlier announcement that takes long
         # must not replace a later one.
         async with self._announcing:
-            value = msgspec.json.encode(NodeInfo(self.state, self.endpoint))
+            value = msgspec.json.encode(NodeInfo(self.state, self.endpoint, LATER_SETTINGS))
             await self._replicated.run(set_register(f"node.{self._node}", value))
 
     def stop(self) -> None:
@@ -338,6 +343,7 @@ class OwnerChoice:
             return
         is_settled = self._loop.time() - self._changed_s > _SETTLED_S
         holder = self._holder
+        to_follow: list[int] = []
         for shard in range(self._shards):
             if shard in self._busy:
                 continue
@@ -363,12 +369,14 @@ class OwnerChoice:
                 self._moving = shard
                 self._start_work(shard, self._request_shard, owner)
             elif self._node in order[:2]:
-                # One at a time, and not during a move: a new standby has a whole log to read, on
-                # the event loop that serves the shards of this node.
-                if self._moving is None and not holder.has_new_standby:
-                    holder.stand_by(shard)
+                to_follow.append(shard)
             elif holder.is_standby(shard):
                 self._start_work(shard, holder.drop_standby)
+        for shard in to_follow:
+            # One at a time, and after all moves: a new standby has a whole log to read, on the
+            # event loop that serves the shards of this node.
+            if self._moving is None and not holder.has_new_standby:
+                holder.stand_by(shard)
 
     def shard_left(self) -> None:
         """Reads the registers at once: this node has lost a shard."""
@@ -405,7 +413,8 @@ class OwnerChoice:
         replica: ShardReplica | None = None,
     ) -> None:
         try:
-            await self._holder.take(shard, seen_revision, seen_slot, replica)
+            with self._holder.reading_paused():
+                await self._holder.take(shard, seen_revision, seen_slot, replica)
         except BaseException:
             self._read_now.set()
             raise
@@ -428,19 +437,23 @@ class OwnerChoice:
                 return
             # Before the owner stops: from then on clients wait.
             replica = await holder.end_standby(shard)
-            answer = await self._ask_to_yield(shard, owner)
-            if answer == _NOT_OWNED:
-                # It was handed over to a node that never took it.
-                register = self._owners.get(shard)
-                revision = 0 if register is None else register.revision
-                await self._take(shard, revision, replica=replica)
-            elif not answer.startswith(b"?"):
-                term, slot = map(int, answer.split())
-                await self._take(shard, term, slot, replica)
-            elif replica is not None:
-                holder.resume_standby(replica)
+            with holder.reading_paused():
+                await self._move_here(shard, owner, replica)
         finally:
             self._moving = None
+
+    async def _move_here(self, shard: int, owner: str, replica: ShardReplica | None) -> None:
+        answer = await self._ask_to_yield(shard, owner)
+        if answer == _NOT_OWNED:
+            # It was handed over to a node that never took it.
+            register = self._owners.get(shard)
+            revision = 0 if register is None else register.revision
+            await self._take(shard, revision, replica=replica)
+        elif not answer.startswith(b"?"):
+            term, slot = map(int, answer.split())
+            await self._take(shard, term, slot, replica)
+        elif replica is not None:
+            self._holder.resume_standby(replica)
 
     async def _ask_to_yield(self, shard: int, owner: str) -> bytes:
         """The owner's answer: its term and last slot once it has stopped, or `?` and a reason."""
@@ -470,7 +483,8 @@ class OwnerChoice:
             return
         self._busy.add(shard)
         try:
-            term, slot = await self._holder.hand_over(shard)
+            with self._holder.reading_paused():
+                term, slot = await self._holder.hand_over(shard)
             self._shard_left.set()
             await message.respond(f"{term} {slot}".encode())
         except PenstockError as error:

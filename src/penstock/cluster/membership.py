@@ -9,6 +9,7 @@ snapshots.N  the snapshots of shard N (`snapshots`)
 """
 
 import secrets
+from collections.abc import Iterable
 from typing import Final, Literal
 
 import msgspec
@@ -26,7 +27,7 @@ from penstock.cluster.log import (
 )
 from penstock.cluster.placement import IDENTITY_BYTES
 from penstock.core.receipts import KEY_BYTES
-from penstock.errors import StoreUnusable
+from penstock.errors import InvalidField, StoreUnusable
 
 FORMAT: Final = 1
 ARCHIVE_KEY: Final = "archive"
@@ -37,6 +38,9 @@ REFUSED_MAX: Final = 3
 # A node that has answered no ping for so long has stopped, too.
 SILENT_S: Final = 2.0
 NodeState = Literal["up", "draining", "left"]
+# The settings of queues that not all versions of Penstock know. Each node lists those that it knows
+# in its register: as the next owner of a shard, a node would lose one that it does not know.
+LATER_SETTINGS: Final = ("priority_age_ms",)
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
@@ -54,6 +58,8 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
     state: NodeState
     endpoint: str = ""
+    # Which of `LATER_SETTINGS` the node knows; an older version lists none.
+    settings: tuple[str, ...] = ()
 
 
 class Peer:
@@ -101,6 +107,25 @@ def read_cluster_settings(register: Register) -> ClusterSettings:
 def read_node(register: Register) -> NodeInfo:
     """The node that a register describes."""
     return _decode_node(register.value)
+
+
+def later_settings_in(settings: object) -> list[str]:
+    """Those of `LATER_SETTINGS` that are set in the settings of a command."""
+    given = settings if isinstance(settings, dict) else {}
+    return [name for name in LATER_SETTINGS if given.get(name) is not None]
+
+
+def check_settings_known(names: list[str], registers: Iterable[Register]) -> None:
+    """Raises InvalidField if a node of the cluster does not know one of these settings."""
+    for register in registers:
+        info = read_node(register)
+        unknown = [name for name in names if name not in info.settings]
+        if unknown and info.state != "left":
+            node = register.key.removeprefix("node.")
+            raise InvalidField(
+                f"{unknown[0]}: node {node!r} runs a version of Penstock that does not know it; "
+                "upgrade that node first (if it was removed, start one of that name and stop it)"
+            )
 
 
 def create_or_read_settings(shards: int, replicas: int) -> LogSteps[ClusterSettings]:

@@ -6,8 +6,8 @@
 import asyncio
 import secrets
 import shutil
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +33,9 @@ from penstock.errors import PenstockError
 _TAKEOVERS_MAX: Final = 8
 _DRAIN_S: Final = 10.0
 _LEAVE_S: Final = 5.0
+# For how long standbys do not read while a shard changes its owner. A shard whose log does not
+# answer must not keep the standbys of other shards from reading.
+_READING_PAUSED_S: Final = 1.0
 # For how long a node answers NOT_OWNER for a shard that it has handed over.
 _REDIRECT_S: Final = 2.0
 
@@ -65,6 +68,7 @@ class ClusterNode:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._standbys: dict[int, Standby] = {}
+        self._reading_paused_until_s: list[float] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._subscription: Subscription | None = None
         self._others: OtherShards | None = None
@@ -150,8 +154,23 @@ class ClusterNode:
             self.failures.append(f"shard {replica.shard}: {error}")
 
         # The next standby is started once this one has read its log.
-        standby = Standby(replica, self._replicated, self.choice.decide, failed)
+        standby = Standby(
+            replica, self._replicated, self.choice.decide, failed, self._is_reading_paused
+        )
         self._standbys[replica.shard] = standby
+
+    @contextmanager
+    def reading_paused(self) -> Iterator[None]:
+        """Has long reads of standbys wait meanwhile, for at most `_READING_PAUSED_S`."""
+        until_s = self._loop.time() + _READING_PAUSED_S
+        self._reading_paused_until_s.append(until_s)
+        try:
+            yield
+        finally:
+            self._reading_paused_until_s.remove(until_s)
+
+    def _is_reading_paused(self) -> bool:
+        return self._loop.time() < max(self._reading_paused_until_s, default=0.0)
 
     async def catch_up(self, shard: int) -> None:
         """Waits until the standby has read everything that was in the log before this call."""

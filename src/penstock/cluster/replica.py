@@ -17,6 +17,7 @@ from penstock.cluster.contents import Contents, FileContents
 from penstock.cluster.extent import BrokenChain, ChainPoint, ExtentChain
 from penstock.cluster.journal import MARK_BYTES, ReplicatedJournal
 from penstock.cluster.log import (
+    READ_SLOTS_MAX,
     RETRY_MS,
     Demote,
     LogSlot,
@@ -33,9 +34,16 @@ from penstock.journal.restore import Recovery
 
 # After this many reads that lack a slot which must exist, another server is made the leader.
 _MISSES_MAX: Final = 50
-# After this many slots, or this many bytes of their entries, a node serves its other shards.
-_SLOTS_PER_STEP: Final = 50
-_BYTES_PER_STEP: Final = 32 * 1024
+# After this many slots, or this many bytes of their entries, a node serves its other shards: about
+# 0.5 ms. An append of theirs waits for several such steps.
+_SLOTS_PER_STEP: Final = 10
+_BYTES_PER_STEP: Final = 8 * 1024
+# A standby reads so many slots at once, which takes about 5 ms, and then pauses for as long: no
+# client waits for it, but clients of other shards wait for its node. A takeover reads more at once.
+_STANDBY_SLOTS: Final = 100
+_STANDBY_PAUSE_MS: Final = 5
+# While reading is paused, this is checked again after this time.
+_PAUSED_MS: Final = 5
 # A read of fewer slots was not cut short by the limit of bytes: the log ends there.
 _SLOTS_AT_END: Final = 8
 
@@ -58,6 +66,8 @@ class ShardReplica:
         self.shard = shard
         self.directory = directory
         self.gaps = 0
+        # Whether reading has to wait, for work of the node that clients wait for (`standby`).
+        self.is_paused: Callable[[], bool] = never_paused
         self._make_contents = make_contents or self._files
         self._chain: ExtentChain | None = None
         self._recovery = Recovery(None)
@@ -92,27 +102,35 @@ class ShardReplica:
             yield from self._apply_all()
             if until is not None and self._chain.slot > until:
                 return
-            request = ReadSlots(self.shard, self._chain.slot)
+            limit = READ_SLOTS_MAX if until is not None else _STANDBY_SLOTS
+            request = ReadSlots(self.shard, self._chain.slot, limit)
             slots: list[LogSlot] = yield from until_answered(request)
             try:
                 for count, (number, extent) in enumerate(slots, 1):
                     self._take(self._chain, number, extent)
                     yield from self._apply_all()
                     if count % _SLOTS_PER_STEP == 0:
-                        # The event loop that reads serves other shards, too.
-                        yield Pause(0)
+                        yield from self._give_turn()
             except BrokenChain:
                 yield from self._mend(self._chain)
                 continue
-            if until is None and len(slots) < _SLOTS_AT_END:
-                # The owner appends meanwhile: reading until nothing is left might never end.
-                return
+            if until is None:
+                if len(slots) < _SLOTS_AT_END:
+                    # The owner appends meanwhile: reading until nothing is left might never end.
+                    return
+                yield Pause(_STANDBY_PAUSE_MS)
             misses = 0 if slots else misses + 1
             if misses:
                 # The server that answered lags: slot `until` exists.
                 if misses % _MISSES_MAX == 0:
                     yield from until_answered(Demote(self.shard))
                 yield Pause(RETRY_MS)
+
+    def _give_turn(self) -> LogSteps[None]:
+        """Gives the event loop a turn: it serves other shards, too."""
+        yield Pause(0)
+        while self.is_paused():
+            yield Pause(_PAUSED_MS)
 
     def take_if_next(self, number: int, extent: bytes) -> None:
         """Applies a slot that is known to be kept without reading it, if it is the next one."""
@@ -151,7 +169,7 @@ class ShardReplica:
         while self._unapplied:
             if self._step_bytes >= _BYTES_PER_STEP:
                 self._step_bytes = 0
-                yield Pause(0)
+                yield from self._give_turn()
             self._step_bytes += len(self._unapplied[0].data)
             self._apply(self._unapplied[0])
             self._unapplied.popleft()
@@ -214,3 +232,8 @@ class ShardReplica:
         if self._contents is not None:
             self._contents.close()
             self._contents = None
+
+
+def never_paused() -> bool:
+    """The `is_paused` of a replica that is not a standby's."""
+    return False

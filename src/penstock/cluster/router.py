@@ -20,7 +20,8 @@ from penstock.cluster.asking import ShardAsker
 from penstock.cluster.attempts import COMMAND_TIMEOUT_S
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.known_queues import gather_all
-from penstock.cluster.membership import ClusterSettings
+from penstock.cluster.log import ReadRegisters
+from penstock.cluster.membership import ClusterSettings, check_settings_known, later_settings_in
 from penstock.cluster.placement import first_shard, shard_of_id
 from penstock.cluster.pulling import pull_from_shard
 from penstock.cluster.spread import SpreadChanged, without_note
@@ -287,7 +288,14 @@ class Router:
 
     # Queues.
 
+    async def _check_known(self, settings: object) -> None:
+        """Raises InvalidField for a setting that a node of an older version does not know."""
+        names = later_settings_in(settings)
+        if names:
+            check_settings_known(names, await self._connection.execute(ReadRegisters("node.")))
+
     async def _create(self, command: CreateQueue) -> QueueInfo:
+        await self._check_known(command.settings)
         made = await self._create_dead_letter_queue(command)
         try:
             info = await self.spread.create(command)
@@ -330,6 +338,7 @@ class Router:
             await self.ask(self.shard_of(name), DeleteQueue(name))
 
     async def _configure(self, command: ConfigureQueue) -> QueueInfo:
+        await self._check_known(command.settings)
         made = await self._create_dead_letter_queue(command)
         info = await self.spread.configure(command)
         return msgspec.structs.replace(info, also_created=made) if made else info

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Final
 
 from penstock.cluster.jetstream import JetStream
-from penstock.cluster.replica import ShardReplica
+from penstock.cluster.replica import ShardReplica, never_paused
 from penstock.cluster.serving import end_tasks
 from penstock.errors import PenstockError
 
@@ -24,9 +24,14 @@ class Standby:
         replicated: JetStream,
         began: Callable[[], None],
         failed: Callable[[PenstockError], None],
+        is_paused: Callable[[], bool],
     ) -> None:
-        """`began` is called when the log was read for the first time, `failed` with each error."""
+        """`began` is called when the log was read for the first time, `failed` with each error.
+
+        While `is_paused()`, a long read waits.
+        """
         self.replica = replica
+        replica.is_paused = is_paused
         # Until the log was read to its end, or could not be read, for the first time.
         self.is_new = True
         self._replicated = replicated
@@ -70,4 +75,6 @@ class Standby:
         """Ends the task; the replica, unless the task has failed unexpectedly."""
         is_reading = not self._task.done()
         await end_tasks([self._task])
+        # From now on clients wait for the replica.
+        self.replica.is_paused = never_paused
         return self.replica if is_reading else None

@@ -10,6 +10,7 @@ and takes, asks for and hands over shards. Clients move and drain as `penstock c
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,6 +69,10 @@ class SimulatedHolder:
     async def _until_read(self, shard: int) -> None:
         while self._node.is_reading(shard):  # noqa: ASYNC110
             await asyncio.sleep(_READING_S)
+
+    def reading_paused(self) -> AbstractContextManager[None]:
+        """Nothing: reading takes no time of a simulated node."""
+        return nullcontext()
 
     async def end_standby(self, shard: int) -> ShardReplica | None:
         """Ends a standby; its replica, if there is one."""
