@@ -210,12 +210,12 @@ def check_deletes(answers: Iterable[Any]) -> None:
         raise Void(f"{len(failed)} deletes deleted nothing; the first answered {failed[0]!r}")
 
 
-def rss_bytes(kind: str = "VmRSS") -> int:
-    """The resident memory of this process; `RssAnon` is without mapped files."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+def rss_bytes(kind: str = "VmRSS", pid: int | None = None) -> int:
+    """The resident memory of a process, by default this one; `RssAnon` is without mapped files."""
+    for line in Path(f"/proc/{pid or 'self'}/status").read_text().splitlines():
         if line.startswith(f"{kind}:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {kind}")
+    raise RuntimeError(f"/proc has no {kind}")
 
 
 def written_bytes(pid: int | None = None) -> int:

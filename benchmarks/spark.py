@@ -234,12 +234,14 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, floa
     tables_s = time.perf_counter() - start_s - bronze_s
     audit(lambda: spark, lake)
     remove_unused_files(path)
+    made_before = folded_rows(path)
     clock = Laps()
     for store in stores:
         ingest(lambda: spark, lake, store)
     ingest_s = clock.lap_s()
     parts = derive(lambda: spark, lake).parts
     new_tables_s = clock.lap_s()
+    made = folded_rows(path)
     judged = audit(lambda: spark, lake).judged_parts
     new_audit_s = clock.lap_s()
     agree("the lake", events_table(lake).rows(), expected)
@@ -263,6 +265,8 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, floa
         "new_s": ingest_s + new_tables_s + new_audit_s,
         "new_parts": parts,
         "new_judged": judged,
+        "new_messages": sum(rows for file, rows in made.items() if file not in made_before),
+        "messages": sum(made.values()),
         "parts": every,
         "all_tables_s": all_tables_s,
         "all_audit_s": all_audit_s,
@@ -271,6 +275,15 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, floa
         "lake_bytes": size_of(path),
         "lake_bytes_most": most_bytes,
     }
+
+
+def folded_rows(path: str) -> dict[str, int]:
+    """How many messages each part has, by its file in `folds`."""
+    from penstock.spark.derive import table_of
+    from penstock.spark.lake import Lake
+    from penstock.spark.tables import FOLDS
+
+    return {each.path: each.rows for each in table_of(Lake.open(path), FOLDS).files()}
 
 
 def remove_unused_files(lake: str) -> None:
@@ -628,6 +641,8 @@ def show(run: SparkFigures) -> None:
             ("audit, seconds", f"{lake['new_audit_s']:.2f}", f"{lake['all_audit_s']:.2f}"),
             ("parts made", f"{lake['new_parts']:.0f}", f"{lake['parts']:.0f}"),
             ("parts judged", f"{lake['new_judged']:.0f}", f"{lake['parts']:.0f}"),
+            # A part is made as a whole: the share of these is the least that the news can cost.
+            ("messages in them", f"{lake['new_messages']:,.0f}", f"{lake['messages']:,.0f}"),
         ],
     )
     print_table(

@@ -120,3 +120,18 @@ def test_a_table_made_again_with_the_inode_and_time_of_the_old_commit_is_opened_
     after = commit.stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert tables[0].rows() == 2
+
+
+def test_opening_a_table_never_reads_more_than_twenty_commits(tmp_path):
+    """A watching run makes a commit of each table in every round."""
+    table = Lake.open(tmp_path / "lake", create=True).table("numbers", "n bigint")
+    since = []
+    for round_ in range(45):
+        table.add([], {"events": round_})
+        names = os.listdir(table.path / "_delta_log")
+        checkpoints = [int(name[:20]) for name in names if ".checkpoint." in name]
+        last = max((int(name[:20]) for name in names if name[0] == "0"), default=0)
+        since.append(last - max(checkpoints, default=-1))
+        assert table.committed("events") == round_
+    assert max(since) <= 20
+    assert len(checkpoints) == 2

@@ -87,7 +87,7 @@ def test_forgetting_one_message_after_another_leaves_neither_in_any_byte_of_the_
 def test_a_lake_of_an_earlier_release_forgets_what_stands_in_its_log(tmp_path, monkeypatch):
     """Its tables had no limit to the statistics: a compaction wrote attributes into the log."""
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.spark.lake.statistics_property", lambda schema: {})
+        patch.setattr("penstock.spark.lake.table_properties", lambda schema: {})
         patch.setattr("penstock.spark.lake.keep_texts_out", lambda delta: None)
         store, lake = a_lake(tmp_path, map(push, (1, 2, 3)))
         assert events_table(lake).compact(168)["joined"] == 3

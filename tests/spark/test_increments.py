@@ -46,6 +46,7 @@ from penstock.spark.tables import (
     LATENCY,
     MESSAGES,
     PART_DEAD_LETTERS,
+    PART_TABLES,
     QUEUE_EVENTS,
     REDELIVERIES,
     TABLES,
@@ -287,6 +288,36 @@ def test_parts_that_are_judged_together_have_the_verdicts_of_each_by_itself(tmp_
     assert found[0] == found[1] == found[2]
     assert sum(1 for rows in found[0][0].values() if rows) > 2
     assert len(parts) == tasks[0] > tasks[1] > tasks[2] == 2
+
+
+def test_ranges_that_are_folded_together_have_the_parts_of_each_by_itself(tmp_path, monkeypatch):
+    """Closed parts among them, and ranges whose closed part stays."""
+    monkeypatch.setattr(fold, "PART_MESSAGES", PART)
+    monkeypatch.setattr(distribute, "LOCAL_MAX", 1_000)
+    batches = cuts(random.Random(3), journal(4, "a" * 32, 0), 2)
+    found: list[list[dict[str, list[str]]]] = []
+    for divide in (lambda ranges: [(part,) for part in ranges], lambda ranges: [tuple(ranges)]):
+        lake = Lake.open(tmp_path / str(len(found)), create=True)
+        monkeypatch.setattr(deriving, "tasks_of_ranges", divide)
+        files = []
+        for events in batches:
+            add_events(lake, events)
+            assert derive(no_spark, lake).parts > 2
+            files.append(part_files(lake))
+        assert any("_" in part and files[1].get(part) == path for part, path in files[0].items())
+        found.append([judged_rows(lake, each) for each in PART_TABLES])
+    assert found[0] == found[1]
+    assert len({"_" in part for part in found[0][0]}) == 2
+
+
+def test_a_task_folds_no_more_messages_than_a_range_has_unless_it_is_one_range():
+    def part(shard, nth):
+        return fold.LakePart("a", shard, nth, 100)
+
+    ranges = {part(0, 1): 30, part(0, 4): 100, part(0, 2): 60, part(0, 3): 20, part(1, 3): 10}
+    assert fold.tasks_of_ranges(ranges) == [
+        (part(0, 4),), (part(0, 3), part(0, 2)), (part(1, 3),), (part(0, 1),)
+    ]  # fmt: skip
 
 
 def part_files(lake):

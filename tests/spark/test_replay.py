@@ -108,7 +108,15 @@ ALL_DEAD = Counter(b"order %d" % number for number in range(DEAD))
 def test_messages_come_back_as_they_were_and_only_once(spark, lake, near):
     outcome = replay(spark, lake, near, WHERE, "orders", name="whole", dry_run=True)
     assert (outcome.to_send, outcome.sent, near.stats("orders").messages) == (DEAD, 0, 0)
-    outcome = replay(spark, lake, near, WHERE, "orders", name="whole")
+    shown: list[tuple[int, int]] = []
+    outcome = replay(
+        spark, lake, near, WHERE, "orders", name="whole", progress=lambda *part: shown.append(part)
+    )
+    # People who wait see it slice by slice.
+    assert {total for _, total in shown} == {DEAD}
+    done = [part for part, _ in shown]
+    assert done == sorted(done)
+    assert 0 < done[0] < done[-1] == DEAD
     assert (outcome.matched, outcome.sent, outcome.sent_before, outcome.bodiless) == (
         DEAD,
         DEAD,

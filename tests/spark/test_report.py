@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 import penstock
 from penstock import cli
+from penstock.cli.lake.bar import Bar
 from penstock.clock import ManualClock
 from penstock.core.events import Claimed, Pushed, QueueCreated
 from penstock.service import QueueSettings
@@ -56,11 +57,25 @@ def lake(spark, tmp_path_factory):
     return root / "lake"
 
 
+PROGRESS: list[tuple[str, float]] = []
+
+
 @pytest.fixture(scope="module")
 def page(lake):
     page = lake.parent / "report.html"
-    assert cli.main(["pipeline", "report", "--lake", str(lake), "--out", str(page)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bar, "show", lambda self, part, text: PROGRESS.append((self._label, part)))
+        assert cli.main(["pipeline", "report", "--lake", str(lake), "--out", str(page)]) == 0
     return page
+
+
+def test_a_report_shows_its_progress_section_by_section(page):
+    assert {label for label, _ in PROGRESS} == {"report"}
+    parts = [part for _, part in PROGRESS]
+    assert parts == sorted(parts)
+    assert (parts[0], parts[-1]) == (0, 1)
+    # The first half is the audit.
+    assert len({part for part in parts if part > 0.5}) > 3
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ are complete but older. Tables in parts are changed together, by a plan (`spark.
 `queue_events` also carry each journal's offset: events behind it are new to the table.
 
     new events ─▶ queue_events (appended)
-    events of the parts that new events touch ─▶ tables in parts (`spark.fold`, a task a part)
+    events of the parts that new events touch ─▶ tables in parts (`spark.fold`)
     queue_events and tables in parts ─▶ queues and gold, whole, in this process
 """
 
@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from penstock.spark import fold
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.duck import DuckConnection, quoted, read_files
-from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_part
+from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_parts, tasks_of_ranges
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import AddedFile, Lake, Table, TableFile, locked, our_errors, scratch
 from penstock.spark.seals import (
@@ -305,20 +305,20 @@ class _Run:
         kept = {part: () if whole else closed.get(part.name, ()) for part, whole in chosen.items()}
         work = [
             FoldWork(
-                part,
-                tuple(files_of(self.files, part)),
+                task,
+                tuple(dict.fromkeys(path for part in task for path in files_of(self.files, part))),
                 str(queues),
                 str(self.lake.path),
-                sealed.get(part.name, ()),
-                kept[part],
-                next_number(kept[part]),
+                tuple(path for part in task for path in sealed.get(part.name, ())),
+                tuple(path for part in task for path in kept[part]),
+                {part: next_number(kept[part]) for part in task},
             )
-            # The newest ranges have most of the new messages: the longest tasks come first.
-            for part in sorted(chosen, key=lambda part: (-part.nth, part))
+            for task in tasks_of_ranges(self._left(kept, folds))
         ]
         found = distribute(
-            self.open_spark, fold_part, work, list[FoldedPart], self.scratch, progress
-        )
+            self.open_spark, fold_parts, work, list[FoldedPart], self.scratch, progress,
+            size=len(chosen),
+        )  # fmt: skip
         made = [each for parts in found for each in parts]
         replaced = [each.part.name for each in made]
         if ranges is None:
@@ -334,6 +334,17 @@ class _Run:
         PartsPlan(time.time_ns(), names, added, self._transactions()).save(self.lake)
         complete_tables(self.lake)
         return len(made)
+
+    def _left(
+        self, ranges: Mapping[LakePart, Sequence[str]], folds: Sequence[TableFile]
+    ) -> dict[LakePart, int]:
+        """How many messages of each range are in none of its files of `folds`, at most."""
+        rows = {each.path: each.rows for each in folds}
+        newest = max((int(each.largest.get("message", 0)) for each in self.files), default=0)
+        return {
+            part: min(part.messages, newest + 1 - part.first) - sum(rows[path] for path in paths)
+            for part, paths in ranges.items()
+        }
 
     def _every_range(self) -> list[LakePart]:
         with DuckConnection(len(os.sched_getaffinity(0))) as duck:

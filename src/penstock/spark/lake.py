@@ -30,7 +30,7 @@ from deltalake.transaction import AddAction
 
 from penstock.errors import JournalError, PenstockError, UnavailableError, error_class
 from penstock.spark.schemas import arrow_schema
-from penstock.spark.versions import drop_versions, keep_texts_out, statistics_property
+from penstock.spark.versions import drop_versions, keep_texts_out, table_properties
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -304,7 +304,7 @@ class Table:
                 schema,
                 mode="ignore",
                 partition_by=parted_by,
-                configuration=statistics_property(schema),
+                configuration=table_properties(schema),
             )
         known = {each.name for each in delta.schema().fields}
         new = [each for each in schema.fields if each.name not in known]

@@ -25,7 +25,7 @@ from penstock.spark.audit import audit, is_judged
 from penstock.spark.derive import files_of, is_up_to_date, table_of
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.duck import DuckConnection, quoted
-from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_part, view_unsealed
+from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_parts, view_unsealed
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import Lake, LakeBusy, TableFile, locked, our_errors, scratch
 from penstock.spark.schemas import columns_of
@@ -124,7 +124,7 @@ class _Split:
         files = events_table(self.lake).files()
         work = [
             FoldWork(
-                replace(part, seal=next_number(sealed.get(part.name, ()))),
+                (replace(part, seal=next_number(sealed.get(part.name, ()))),),
                 tuple(files_of(files, part)),
                 str(queues),
                 str(self.lake.path),
@@ -170,16 +170,16 @@ class _Split:
 
 def split_part(work: FoldWork, threads: int) -> SplitPart:
     """Makes the files of a sealed part, and those of its range without it."""
-    [sealed] = fold_part(work, threads)
+    [sealed] = fold_parts(work, threads)
     path = Path(work.lake, FOLDS.name, sealed.added[FOLDS.name].path)
     rest = FoldWork(
-        replace(work.part, seal=0),
+        (replace(work.parts[0], seal=0),),
         work.files,
         work.queues,
         work.lake,
         (*work.sealed, str(path)),
     )
-    return SplitPart(sealed, fold_part(rest, threads))
+    return SplitPart(sealed, fold_parts(rest, threads))
 
 
 def _name(file: TableFile) -> str:

@@ -6,6 +6,9 @@
 `deltalake` writes the least and the greatest value of columns into each commit, texts too. Those of
 a message's attributes would outlive its row, so commits have statistics of whole numbers and of
 `store` only.
+
+Opening a table reads every commit since the newest checkpoint. A watching run makes a commit of
+each table in every round, so a checkpoint comes more often than by `deltalake`'s own interval.
 """
 
 import os
@@ -18,12 +21,19 @@ from deltalake import DeltaTable, Schema
 
 # The property of a table that names the columns whose statistics are kept.
 _STATISTICS: Final = "delta.dataSkippingStatsColumns"
+_INTERVAL: Final = "delta.checkpointInterval"
+# How many commits lie between two checkpoints.
+CHECKPOINT_COMMITS: Final = 20
 _VERSION: Final = re.compile(r"\d{20}(?=\.)")
 _CHECKPOINT: Final = ".checkpoint."
 
 
-def statistics_property(schema: Schema) -> dict[str, str]:
-    """The property that leaves texts out of a table's commits."""
+def table_properties(schema: Schema) -> dict[str, str]:
+    """The properties of a new table: no texts in its commits, and how often it has checkpoints."""
+    return {**_statistics_property(schema), _INTERVAL: str(CHECKPOINT_COMMITS)}
+
+
+def _statistics_property(schema: Schema) -> dict[str, str]:
     names = [
         each.name
         for each in schema.fields
@@ -34,7 +44,7 @@ def statistics_property(schema: Schema) -> dict[str, str]:
 
 def keep_texts_out(delta: DeltaTable) -> None:
     """Sets that property if a table lacks it, as those of earlier releases do, in one commit."""
-    wanted = statistics_property(delta.schema())
+    wanted = _statistics_property(delta.schema())
     if not wanted.items() <= delta.metadata().configuration.items():
         delta.alter.set_table_properties(wanted)
 
