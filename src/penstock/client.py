@@ -307,7 +307,10 @@ def claimed(claim: Claim | str, receipt: str | None) -> tuple[str, Any]:
 
 def make_deletes(claims: Iterable[Claim]) -> list[BatchItem]:
     """The commands that delete several claims."""
-    return [Delete(*claimed(claim, None)) for claim in to_list("claims", claims)]
+    return [
+        Delete(claim.queue, claim.proof) if type(claim) is Claim else Delete(*claimed(claim, None))
+        for claim in to_list("claims", claims)
+    ]
 
 
 def to_list(field: str, items: Iterable[T]) -> list[T]:

@@ -180,7 +180,8 @@ class Channel:
         if type(command) is PushMany:
             sent = as_sent(command)
         frame = encode_command(request, sent, self.welcome.frame_bytes_max)
-        return cast(R, self.request(request, frame, DECODE_REPLY[type(sent)]))
+        reply: R = self.request(request, frame, DECODE_REPLY[type(sent)])
+        return reply
 
     def status(self) -> dict[str, Any]:
         """The server's own figures. Raises ConnectionLost."""
