@@ -41,6 +41,7 @@ from penstock.service import (
     Purge,
     Push,
     PushMany,
+    PushReply,
     QueueInfo,
     QueueService,
     QueueStats,
@@ -257,13 +258,17 @@ def _item_fields(number: int, item: Any) -> dict[str, Any]:
     return fields
 
 
+# The types of most results, none of which is an error.
+_NO_ERRORS: Final = frozenset({PushReply, bool})
+
+
 def check_results(results: Sequence[T], return_errors: bool) -> Sequence[T]:
     """The results of several items. Raises BatchRefused if there is an error among them."""
-    if return_errors or isinstance(results, NumberedReplies):
-        return results
-    if not any(issubclass(kind, PenstockError) for kind in set(map(type, results))):
+    if return_errors or type(results) is NumberedReplies or set(map(type, results)) <= _NO_ERRORS:
         return results
     refused = [(n, each) for n, each in enumerate(results) if isinstance(each, PenstockError)]
+    if not refused:
+        return results
     number, first = refused[0]
     raise BatchRefused(
         f"{len(refused)} of {len(results)} items were refused, the others done; "
@@ -302,7 +307,10 @@ def claimed(claim: Claim | str, receipt: str | None) -> tuple[str, Any]:
 
 def make_deletes(claims: Iterable[Claim]) -> list[BatchItem]:
     """The commands that delete several claims."""
-    return [Delete(*claimed(claim, None)) for claim in to_list("claims", claims)]
+    return [
+        Delete(claim.queue, claim.proof) if type(claim) is Claim else Delete(*claimed(claim, None))
+        for claim in to_list("claims", claims)
+    ]
 
 
 def to_list(field: str, items: Iterable[T]) -> list[T]:

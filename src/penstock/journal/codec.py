@@ -241,22 +241,23 @@ def encode_one(event: AnyEvent, head: bytes = _ONE_EVENT) -> bytes:
 
 def _pack_plain(event: AnyEvent, payload_at: int) -> bytes:
     """The header of an event of the commonest kinds that has no payload but a body; else empty."""
-    kind = type(event)
-    if kind is Deleted:
-        d = cast(Deleted, event)
-        return _pack_deleted(_DELETED, d.queue, d.number, d.at_ms, d.epoch, payload_at)
-    if kind is Claimed:
-        c = cast(Claimed, event)
-        if c.attempt_id is None and c.holder is None:
+    # A `cast` would be a call; mypy narrows the type by `type(event) is`.
+    if type(event) is Deleted:
+        return _pack_deleted(
+            _DELETED, event.queue, event.number, event.at_ms, event.epoch, payload_at
+        )
+    if type(event) is Claimed:
+        if event.attempt_id is None and event.holder is None:
             return _pack_claimed(
-                _CLAIMED, c.queue, c.number, c.at_ms, c.deadline_ms, c.epoch, payload_at
-            )
-    elif kind is Pushed:
-        p = cast(Pushed, event)
-        if p.group is None and p.dedup_id is None and p.attributes is None and p.context is None:
+                _CLAIMED, event.queue, event.number, event.at_ms, event.deadline_ms, event.epoch,
+                payload_at,
+            )  # fmt: skip
+    elif type(event) is Pushed:
+        e = event
+        if e.group is None and e.dedup_id is None and e.attributes is None and e.context is None:
             return _pack_pushed(
-                _PUSHED | p.priority << 8, p.queue, p.number, p.at_ms, p.visible_at_ms,
-                p.expires_at_ms, len(p.body), payload_at, crc32(p.body),
+                _PUSHED | e.priority << 8, e.queue, e.number, e.at_ms, e.visible_at_ms,
+                e.expires_at_ms, len(e.body), payload_at, crc32(e.body),
             )  # fmt: skip
     return b""
 

@@ -55,10 +55,10 @@ class RoomBudget:
         """
         if self.end_offset <= self._ample_until:
             # The fast path: a command that needs little, while there is much room.
-            kind = type(command)
-            if kind is Delete or (kind is Pull and cast(Pull, command).limit == 1):
-                return
-            if kind is Push and _is_small(cast(Push, command)):
+            if type(command) is Push:
+                if _is_small(command):
+                    return
+            elif type(command) is Delete or (type(command) is Pull and command.limit == 1):
                 return
         size, may_use_reserve = room_needed(command)
         if self.end_offset + size > self._room_until:

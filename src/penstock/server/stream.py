@@ -218,6 +218,8 @@ class StreamConnection(asyncio.Protocol):
         self.writing_paused = False
         # The part of this connection in the server's count (`HeldBytes`).
         self.held_bytes = 0
+        # The size of an incomplete large frame, which `reserve` has counted.
+        self.reserved_bytes = 0
         self._stream = server
         self._unsent_bytes_max = server.limits.unsent_bytes_max
         self._deferred_max = server.limits.deferred_max
@@ -233,7 +235,6 @@ class StreamConnection(asyncio.Protocol):
         self._backlog_is_planned = False
         # A request is executed in parts: later ones wait in the backlog.
         self._is_held = False
-        self._unfinished_bytes = 0
         self._reading_paused = False
         # The progress at the last sweep, and the time of the first sweep with this progress.
         self._standstill: tuple[int, int] | None = None
@@ -306,14 +307,9 @@ class StreamConnection(asyncio.Protocol):
         """Counts the incomplete frame against the limit of all connections; False if over it."""
         stream = self._stream
         wanted = frame_bytes if frame_bytes > SMALL_BYTES else 0
-        stream.unfinished_bytes += wanted - self._unfinished_bytes
-        self._unfinished_bytes = wanted
+        stream.unfinished_bytes += wanted - self.reserved_bytes
+        self.reserved_bytes = wanted
         return stream.unfinished_bytes <= stream.limits.unfinished_bytes_max
-
-    @property
-    def has_reserved(self) -> bool:
-        """Whether an incomplete frame of this connection is counted."""
-        return bool(self._unfinished_bytes)
 
     def pause_if_behind(self) -> None:
         """Pauses reading while too much waits for the disk."""

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidField, PenstockError, ProtocolError, QueueFull
 from penstock.service import BATCH_ITEMS_MAX, NumberedReplies, Push, PushMany, PushReply
+from penstock.wire.frames.bodies import BULK_MIN, as_sent, decode_command, encode_command
 from penstock.wire.frames.bulk import (
     decode_bulk,
     decode_bulk_reply,
     encode_bulk,
     encode_bulk_reply,
 )
-from penstock.wire.frames.frames import HEADER_BYTES
+from penstock.wire.frames.frames import BATCH, HEADER_BYTES
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
 ATTRIBUTES = st.dictionaries(TEXTS, TEXTS | st.binary(max_size=5), max_size=3)
@@ -73,6 +74,22 @@ def test_a_bulk_push_is_decoded_as_its_pushes(bulk):
     found = decode_bulk(encode_bulk(1, bulk)[HEADER_BYTES:])
     items = found.pushes()
     assert items == meant(bulk)
+
+
+@given(bulks())
+def test_few_pushes_are_sent_as_a_batch_of_the_same_pushes(bulk):
+    frame = encode_command(7, as_sent(bulk))
+    assert decode_command(BATCH, frame[HEADER_BYTES:]).items == meant(bulk)
+
+
+def test_many_pushes_are_sent_in_columns():
+    many = PushMany("orders", [b""] * BULK_MIN)
+    assert as_sent(many) is many
+
+
+def test_few_pushes_with_a_column_of_another_length_are_refused():
+    with pytest.raises(InvalidField, match="groups: 2 values for 1 bodies"):
+        as_sent(PushMany("orders", [b""], groups=["a", "b"]))
 
 
 @pytest.mark.parametrize("dedup_ids", [None, ["1", "2"]])

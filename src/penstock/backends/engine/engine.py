@@ -247,12 +247,13 @@ class Engine:
                 delivery.content = place
             return
         if len(events) == 1:
-            # The usual push: only `Pushed` has a place, so this is one.
-            self.shard.place(events[0].queue, cast(Pushed, events[0]).number, places[0])
+            # The usual push: only `Pushed` has a place, so this is one, and its message is there.
+            event: Any = events[0]
+            self.shard.queues[event.queue].deliveries[event.number].content = places[0]
             return
         pushed = [event for event in events if type(event) is Pushed]
-        for event, place in zip(pushed, places, strict=True):
-            self.shard.place(event.queue, event.number, place)
+        for each, place in zip(pushed, places, strict=True):
+            self.shard.place(each.queue, each.number, place)
 
     def _settle(self, now_ms: int, command: Command[Any] | None = None) -> None:
         """Settles some of what is due, and in the command's own queue as much as it needs."""

@@ -27,8 +27,8 @@ from penstock.backends.remote.retry import (
     unknown_commands,
 )
 from penstock.errors import BackendLost, EngineClosed, PenstockError, StaleReceipt
-from penstock.service import REDRIVE_MAX, Claim, Command, Pull, Release
-from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
+from penstock.service import REDRIVE_MAX, Claim, Command, Pull, PushMany, Release
+from penstock.wire.frames.bodies import DECODE_REPLY, as_sent, encode_command
 from penstock.wire.frames.frames import (
     CANCEL,
     ERROR,
@@ -99,9 +99,12 @@ class _Link(asyncio.Protocol):
         if type(command) in self._unknown_commands:
             raise too_new(self._endpoint, welcome, command)
         request = self._next_request()
-        frame = encode_command(request, command, welcome.frame_bytes_max)
-        kind, body = await self.request(request, frame, is_pull=type(command) is Pull)
-        return cast(R, decode_answer(kind, body, DECODE_REPLY[type(command)]))
+        sent: Command[Any] = command
+        if type(command) is PushMany:
+            sent = as_sent(command)
+        frame = encode_command(request, sent, welcome.frame_bytes_max)
+        kind, body = await self.request(request, frame, is_pull=type(sent) is Pull)
+        return cast(R, decode_answer(kind, body, DECODE_REPLY[type(sent)]))
 
     async def status(self) -> dict[str, Any]:
         """The server's own figures."""

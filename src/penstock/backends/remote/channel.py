@@ -28,8 +28,8 @@ from penstock.backends.remote.retry import (
     unknown_commands,
 )
 from penstock.errors import BackendLost, PenstockError
-from penstock.service import Command
-from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
+from penstock.service import Command, PushMany
+from penstock.wire.frames.bodies import DECODE_REPLY, as_sent, encode_command
 from penstock.wire.frames.frames import (
     ERROR,
     GOODBYE,
@@ -80,34 +80,28 @@ class _SocketOwner:
     """Closes a socket when it is shut and no call uses it any more.
 
     If it were closed earlier, a call could read from the next socket that gets the same number.
-    There is no lock: a call enters before it looks whether the socket is shut, and `shut` marks it
-    before it looks for calls, so at least one of the two sees the other. Closing twice is harmless.
+    There is no lock: a call adds itself to `users` before it looks whether the socket is shut, and
+    `shut` marks it before it looks for users, so at least one of the two sees the other. A call
+    that leaves `users` when the socket is shut calls `close_if_unused`. Closing twice is harmless.
     """
 
-    __slots__ = ("_calls", "_link", "is_shut")
+    __slots__ = ("_link", "is_shut", "users")
 
     def __init__(self, link: socket.socket) -> None:
         self.is_shut = False
+        self.users: set[_Call] = set()
         self._link = link
-        self._calls: set[_Call] = set()
-
-    def enter(self, call: _Call) -> bool:
-        """Whether the call may use the socket."""
-        self._calls.add(call)
-        return not self.is_shut
-
-    def leave(self, call: _Call) -> None:
-        """The call does not use the socket any more; it need not have entered."""
-        self._calls.discard(call)
-        if self.is_shut and not self._calls:
-            self._link.close()
 
     def shut(self) -> None:
         """Ends the connection: calls that read or write get an error or the end of the stream."""
         self.is_shut = True
         with suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
-        if not self._calls:
+        self.close_if_unused()
+
+    def close_if_unused(self) -> None:
+        """Closes the socket, which is shut, unless a call uses it."""
+        if not self.users:
             self._link.close()
 
     def close(self) -> None:
@@ -182,8 +176,12 @@ class Channel:
         request = next(self._requests) & REQUEST_MAX
         if not request or request in self._pending:
             return self.exchange(command)
-        frame = encode_command(request, command, self.welcome.frame_bytes_max)
-        return cast(R, self.request(request, frame, DECODE_REPLY[type(command)]))
+        sent: Command[Any] = command
+        if type(command) is PushMany:
+            sent = as_sent(command)
+        frame = encode_command(request, sent, self.welcome.frame_bytes_max)
+        reply: R = self.request(request, frame, DECODE_REPLY[type(sent)])
+        return reply
 
     def status(self) -> dict[str, Any]:
         """The server's own figures. Raises ConnectionLost."""
@@ -195,8 +193,10 @@ class Channel:
         """Sends a frame and waits for its answer."""
         started_s = time.monotonic()
         call = _Call()
+        owner = self._owner
         try:
-            if not self._owner.enter(call) or not self._send(request, call, frame, started_s):
+            owner.users.add(call)
+            if owner.is_shut or not self._send(request, call, frame, started_s):
                 raise ConnectionLost(self, False, cast(str, self.lost), started_s)
             # Nearly always no other thread is reading.
             if self._reading.acquire(False):
@@ -210,7 +210,9 @@ class Channel:
             self._drop("a caller was interrupted")
             raise
         finally:
-            self._owner.leave(call)
+            owner.users.discard(call)
+            if owner.is_shut:
+                owner.close_if_unused()
         if call.kind == _NO_ANSWER:
             if self.refused is not None:
                 raise self.refused

@@ -250,7 +250,7 @@ class CarrotConnection(StreamConnection):
     def _take_usual(self, session: SessionDecoder, data: bytes) -> None:
         """The same as `_take_session` for a connection without a backlog, if it stays so."""
         requests = session.feed(data)
-        if len(requests) != 1 or session.is_amid_frame or session.error or self.has_reserved:
+        if len(requests) != 1 or session.is_amid_frame or session.error or self.reserved_bytes:
             self._take_requests(session, requests)
             return
         server = self._server
@@ -279,7 +279,7 @@ class CarrotConnection(StreamConnection):
             self.plan_backlog()
         elif session.error is not None and not self._is_held:
             self._refuse_session(session.error)
-        if session.frame_bytes or self.has_reserved:
+        if session.frame_bytes or self.reserved_bytes:
             self._check_room(session.frame_bytes)
         self.pause_if_behind()
 

@@ -80,9 +80,10 @@ class FrameConnection(StreamConnection):
                 self.plan_backlog()
         if decoder.error is not None:
             self._refuse_rest()
-        if decoder.frame_bytes > SMALL_BYTES or self.has_reserved:
+        if decoder.frame_bytes > SMALL_BYTES or self.reserved_bytes:
             self._reserve(decoder.frame_bytes)
-        self.pause_if_behind()
+        if self.deferred:
+            self.pause_if_behind()
         server.flush()
 
     def _take_frames(self) -> None:
