@@ -191,6 +191,11 @@ class FirstBatchDone(Exception):
     """Ends an ingest after its first batch."""
 
 
+def stop_ingest(seen: Any) -> None:
+    """Ends an ingest when it reports its first batch."""
+    raise FirstBatchDone
+
+
 class Laps:
     """Seconds from one moment to the next."""
 
@@ -218,14 +223,11 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, floa
     spark = _spark["session"]
     lake = Lake.open(path, create=True)
 
-    def stop(seen: Any) -> None:
-        raise FirstBatchDone
-
     start_s = time.perf_counter()
     for store in stores:
         size = lag(lake, store).behind_bytes * 99 // 100
         try:
-            ingest(lambda: spark, lake, store, batch_bytes=size, progress=stop)
+            ingest(lambda: spark, lake, store, batch_bytes=size, progress=stop_ingest)
         except FirstBatchDone:
             continue
     bronze_s = time.perf_counter() - start_s
