@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,8 @@ def test_the_last_round_is_compared_with_a_tenth_of_them():
 def test_the_memory_of_processes_below_this_one_is_counted():
     words = [sys.executable, "-c", "x = bytearray(64 << 20); print(flush=True); input()"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        child.stdout.readline()
+        output: Any = child.stdout
+        output.readline()
         found = watching.memory_now(collects=False)
         assert child.pid in watching._below(os.getpid())
         child.communicate(b"\n")

@@ -125,7 +125,8 @@ def test_a_table_made_again_with_the_inode_and_time_of_the_old_commit_is_opened_
 def test_opening_a_table_never_reads_more_than_twenty_commits(tmp_path):
     """A watching run makes a commit of each table in every round."""
     table = Lake.open(tmp_path / "lake", create=True).table("numbers", "n bigint")
-    since = []
+    since: list[int] = []
+    checkpoints: list[int] = []
     for round_ in range(45):
         table.add([], {"events": round_})
         names = os.listdir(table.path / "_delta_log")
