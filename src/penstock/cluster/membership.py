@@ -39,7 +39,7 @@ REFUSED_MAX: Final = 3
 SILENT_S: Final = 2.0
 NodeState = Literal["up", "draining", "left"]
 # The settings of queues that not all versions of Penstock know. Each node lists those that it knows
-# in its register: as the next owner of a shard, a node would lose one that it does not know.
+# in its register: as the next owner of a shard, a node would not follow one that it does not know.
 LATER_SETTINGS: Final = ("priority_age_ms",)
 
 
