@@ -18,19 +18,24 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from penstock.errors import JournalError, PenstockError, UnavailableError, error_class
 from penstock.spark.schemas import arrow_schema
-from penstock.spark.versions import drop_versions, keep_texts_out, table_properties
+from penstock.spark.versions import (
+    NewestCommit,
+    drop_versions,
+    keep_texts_out,
+    newest_commit,
+    table_properties,
+)
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -41,7 +46,7 @@ MARKER: Final = "lake.json"
 COMPACT_BYTES: Final = 128 << 20
 # The partition column of a table in parts; Delta's log has its values, the Parquet files do not.
 PART: Final = "part"
-# Opened tables, each with the name and the digest of the newest commit that it had then.
+# Opened tables, each with the newest commit that it had then.
 _snapshots: Final[dict[Path, "_Snapshot"]] = {}
 _SNAPSHOTS_MAX: Final = 64
 
@@ -169,9 +174,9 @@ class Table:
 
         Opened tables are kept: a run reads them some hundred times, and opening takes milliseconds.
         """
-        newest = self._newest_commit()
         held = _snapshots.get(self.path)
-        if held is not None and newest is not None and held.newest == newest:
+        newest = newest_commit(self._log, None if held is None else held.newest.version)
+        if held is not None and held.newest == newest:
             return held.delta
         opened = self._open()
         _snapshots.pop(self.path, None)
@@ -181,29 +186,23 @@ class Table:
             _snapshots[self.path] = _Snapshot(newest, opened)
         return opened
 
-    def _newest_commit(self) -> tuple[str, bytes] | None:
-        """The name of the last file of Delta's log and a digest of its content.
-
-        Inode and time of the file would not do: a table that is removed and made again may have
-        a commit of the same name with both. The content has random names of files, and the time.
-        """
-        commits = self.path / "_delta_log"
-        try:
-            names = [name for name in os.listdir(commits) if name.endswith(".json")]
-            name = max(name for name in names if name[0].isdigit())
-            content = (commits / name).read_bytes()
-        except (OSError, ValueError):
-            return None
-        return name, blake2b(content, digest_size=16).digest()
+    @property
+    def _log(self) -> Path:
+        return self.path / "_delta_log"
 
     def _open(self) -> DeltaTable | None:
         """The table, to be changed."""
-        if not DeltaTable.is_deltatable(str(self.path)):
+        # `DeltaTable.is_deltatable` would list the log.
+        if not self._log.is_dir():
             return None
         try:
             return DeltaTable(str(self.path))
+        except TableNotFoundError:
+            return None
         except DeltaError as error:
-            raise LakeUnusable(f"{self.path}: cannot be read as a table: {error}") from error
+            # The lines behind the first are a trace.
+            why = str(error).partition("\n")[0]
+            raise LakeUnusable(f"{self.path}: cannot be read as a table: {why}") from error
 
     def committed(self, application: str) -> int | None:
         """The version under which this application last committed here."""
@@ -389,7 +388,7 @@ class TableFile:
 class _Snapshot:
     """A table as of one commit, and its files once they were asked for."""
 
-    newest: tuple[str, bytes]
+    newest: NewestCommit
     delta: DeltaTable
     files: list[TableFile] | None = None
 

@@ -11,11 +11,13 @@ Opening a table reads every commit since the newest checkpoint. A watching run m
 each table in every round, so a checkpoint comes more often than by `deltalake`'s own interval.
 """
 
+import json
 import os
 import re
 import time
+from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from deltalake import DeltaTable, Schema
 
@@ -26,6 +28,59 @@ _INTERVAL: Final = "delta.checkpointInterval"
 CHECKPOINT_COMMITS: Final = 20
 _VERSION: Final = re.compile(r"\d{20}(?=\.)")
 _CHECKPOINT: Final = ".checkpoint."
+_LAST_CHECKPOINT: Final = "_last_checkpoint"
+
+
+class NewestCommit(NamedTuple):
+    """The last commit of a table.
+
+    Inode and time of its file would not do: a table that is removed and made again may have a
+    commit of the same version with both. The content has random names of files, and the time.
+    """
+
+    version: int
+    digest: bytes
+
+
+def newest_commit(log: Path, known: int | None = None) -> NewestCommit | None:
+    """The last commit in a log, None if it cannot be read. `known` is one that was there before.
+
+    Versions have no gaps, so the files behind a known one, or behind the last checkpoint, are
+    looked for by their names. The log is listed only if neither is there: it grows with every
+    commit, and a run looks at each table many times.
+    """
+    starts = iter((known, _last_checkpoint(log)))
+    version = next((at for at in starts if at is not None and _commit(log, at).exists()), None)
+    if version is None:
+        version = max(_listed_commits(log), default=None)
+    if version is None:
+        return None
+    while _commit(log, version + 1).exists():
+        version += 1
+    try:
+        content = _commit(log, version).read_bytes()
+    except OSError:
+        return None
+    return NewestCommit(version, blake2b(content, digest_size=16).digest())
+
+
+def _commit(log: Path, version: int) -> Path:
+    return log / f"{version:020d}.json"
+
+
+def _last_checkpoint(log: Path) -> int | None:
+    try:
+        return int(json.loads((log / _LAST_CHECKPOINT).read_bytes())["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _listed_commits(log: Path) -> list[int]:
+    try:
+        names = os.listdir(log)
+    except OSError:
+        return []
+    return [int(name[:20]) for name in names if _VERSION.match(name) and name.endswith(".json")]
 
 
 def table_properties(schema: Schema) -> dict[str, str]:
