@@ -64,6 +64,11 @@ def newest_commit(log: Path, known: int | None = None) -> NewestCommit | None:
     return NewestCommit(version, blake2b(content, digest_size=16).digest())
 
 
+def commits_in(log: Path) -> int:
+    """How many commits a log has."""
+    return len(_listed_commits(log))
+
+
 def _commit(log: Path, version: int) -> Path:
     return log / f"{version:020d}.json"
 
@@ -104,8 +109,13 @@ def keep_texts_out(delta: DeltaTable) -> None:
         delta.alter.set_table_properties(wanted)
 
 
-def drop_versions(delta: DeltaTable, path: Path, keep_hours: int) -> int:
+def drop_versions(
+    delta: DeltaTable, path: Path, keep_hours: int, log_hours: int | None = None
+) -> int:
     """Removes files and commits that no version of the last hours needs; how many files.
+
+    With `log_hours`, commits that no version of so many hours needs: a reader that has opened an
+    older version needs its files only.
 
     The caller excludes processes that add files: until these are committed they count as unused.
     """
@@ -117,7 +127,8 @@ def drop_versions(delta: DeltaTable, path: Path, keep_hours: int) -> int:
         unfinished.unlink()
     delta.update_incremental()
     delta.create_checkpoint()
-    _drop_commits(path / "_delta_log", time.time() - 3_600 * keep_hours)
+    log_hours = keep_hours if log_hours is None else log_hours
+    _drop_commits(path / "_delta_log", time.time() - 3_600 * log_hours)
     return len(removed)
 
 
