@@ -180,6 +180,26 @@ def test_a_log_without_a_readable_checkpoint_is_listed(tmp_path):
     assert newest_commit(log) == found
 
 
+def test_commits_are_removed_oldest_first(tmp_path, monkeypatch):
+    """A process that knows an old commit looks for the one behind it, also during the removal."""
+    table = Lake.open(tmp_path / "lake", create=True).table("numbers", "n bigint")
+    for round_ in range(25):
+        table.add([], {"events": round_})
+    log = table.path / "_delta_log"
+    newest = newest_commit(log)
+    seen = []
+    unlink = Path.unlink
+
+    def remove(self, **more):
+        unlink(self, **more)
+        seen.append({newest_commit(log, known) for known in range(25)})
+
+    monkeypatch.setattr(Path, "unlink", remove)
+    table.drop_versions(0)
+    assert len(seen) > 20
+    assert set().union(*seen) == {newest}
+
+
 def test_a_damaged_log_is_one_sentence(tmp_path):
     table = Lake.open(tmp_path / "lake", create=True).table("numbers", "n bigint")
     table.add([], {})

@@ -145,7 +145,8 @@ def _drop_commits(directory: Path, before_s: float) -> None:
     # A power cut must not leave a table without its first commits and without the checkpoint.
     for path in (*(each for each, version in checkpoints.items() if version == first), directory):
         _sync(path)
-    for path, version in versions.items():
+    # The oldest first: whoever finds a commit, such as `newest_commit`, finds all behind it.
+    for path, version in sorted(versions.items(), key=lambda each: each[1]):
         if version < first:
             path.unlink()
 
