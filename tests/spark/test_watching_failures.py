@@ -14,7 +14,7 @@ pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 
 from penstock import cli
 from penstock.cli.lake.watch import Watch
-from penstock.core.events import Claimed, Deleted, Pushed, QueueCreated
+from penstock.core.events import AnyEvent, Claimed, Deleted, Pushed, QueueCreated
 from penstock.service import QueueSettings
 from penstock.spark import upkeep
 from penstock.spark.audit import is_judged
@@ -290,7 +290,7 @@ def test_a_watching_run_keeps_the_logs_and_the_files_of_its_lake_few(
 ):
     """As after weeks: the limits are low, and nothing is kept for readers of older versions."""
     monkeypatch.setattr(upkeep, "COMMITS_MAX", 3)
-    for name in ("UPKEEP_S", "WATCH_KEEP_HOURS", "WATCH_LOG_HOURS"):
+    for name in ("UPKEEP_S", "WATCH_KEEP_HOURS", "WATCH_COMMIT_HOURS"):
         monkeypatch.setattr(upkeep, name, 0)
     lake = Lake.open(tmp_path / "lake", create=True)
     derived = (QUEUE_EVENTS, *TABLES, FINDINGS, BALANCES)
@@ -302,7 +302,7 @@ def test_a_watching_run_keeps_the_logs_and_the_files_of_its_lake_few(
         # The last round has compacted, if that was due.
         most.append(max((each.commits(), len(each.files())) for each in tables))
         first = 36 + 5 * len(most)
-        lives = [
+        lives: list[list[AnyEvent]] = [
             [Pushed(n, 1, n, b"x"), Claimed(n, 1, n, 1, n + 9, None, "w"), Deleted(n, 1, n, 1)]
             for n in range(first, first + 5)
         ]

@@ -199,7 +199,7 @@ class Table:
         Opened tables are kept: a run reads them some hundred times, and opening takes milliseconds.
         """
         held = _snapshots.get(self.path)
-        newest = newest_commit(self._log, None if held is None else held.newest.version)
+        newest = newest_commit(self._commits_path, None if held is None else held.newest.version)
         if held is not None and held.newest == newest:
             return held.delta
         opened = self._open()
@@ -211,13 +211,13 @@ class Table:
         return opened
 
     @property
-    def _log(self) -> Path:
+    def _commits_path(self) -> Path:
         return self.path / "_delta_log"
 
     def _open(self) -> DeltaTable | None:
         """The table, to be changed."""
         # `DeltaTable.is_deltatable` would list the log.
-        if not self._log.is_dir():
+        if not self._commits_path.is_dir():
             return None
         try:
             return DeltaTable(str(self.path))
@@ -366,27 +366,27 @@ class Table:
             return 0
         return int(delta.update(updates=dict(changes), predicate=predicate)["num_updated_rows"])
 
-    def compact(self, keep_hours: int, log_hours: int | None = None) -> dict[str, int]:
+    def compact(self, keep_hours: int, commit_hours: int | None = None) -> dict[str, int]:
         """Joins small files into larger ones, and removes files that no version needs any more."""
         delta = self._open_to_rewrite()
         if delta is None:
             return {"joined": 0, "removed": 0}
         done = delta.optimize.compact(target_size=COMPACT_BYTES)
-        removed = self.drop_versions(keep_hours, log_hours)
+        removed = self.drop_versions(keep_hours, commit_hours)
         return {"joined": int(done["numFilesRemoved"]), "removed": removed}
 
     def commits(self) -> int:
         """How many commits its log has."""
-        return commits_in(self._log)
+        return commits_in(self._commits_path)
 
-    def drop_versions(self, keep_hours: int, log_hours: int | None = None) -> int:
+    def drop_versions(self, keep_hours: int, commit_hours: int | None = None) -> int:
         """Removes files and commits that no version of the last hours needs; how many files.
 
         The caller holds the lock of whoever adds files: until they are committed, they count as
         unused.
         """
         delta = self._open()
-        return 0 if delta is None else drop_versions(delta, self.path, keep_hours, log_hours)
+        return 0 if delta is None else drop_versions(delta, self.path, keep_hours, commit_hours)
 
     def _open_to_rewrite(self) -> DeltaTable | None:
         """The table, for changes of which `deltalake` itself writes files and statistics."""

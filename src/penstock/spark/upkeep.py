@@ -20,11 +20,11 @@ COMMITS_MAX: Final = 1_000
 UPKEEP_S: Final = 3_600.0
 # Then the files of versions of the last day stay: somebody may be reading them.
 WATCH_KEEP_HOURS: Final = 24
-WATCH_LOG_HOURS: Final = 1
+WATCH_COMMIT_HOURS: Final = 1
 
 
 def compact_lake(
-    open_spark: OpenSpark, lake: Lake, keep_hours: int, log_hours: int | None = None
+    open_spark: OpenSpark, lake: Lake, keep_hours: int, commit_hours: int | None = None
 ) -> Iterator[tuple[str, dict[str, int]]]:
     """Compacts one table after another: its name, and how many files were joined and removed.
 
@@ -41,7 +41,7 @@ def compact_lake(
             # Files that another process is about to commit would count as unused.
             name = "events" if each is tables[0] else "tables"
             with locked(lake, name), locked(lake, "verdicts"):
-                done = each.compact(keep_hours, log_hours)
+                done = each.compact(keep_hours, commit_hours)
             yield each.path.name, done
         if was_up_to_date:
             # The same events have another version now: without this, the next run would work again.

@@ -42,47 +42,49 @@ class NewestCommit(NamedTuple):
     digest: bytes
 
 
-def newest_commit(log: Path, known: int | None = None) -> NewestCommit | None:
+def newest_commit(directory: Path, known: int | None = None) -> NewestCommit | None:
     """The last commit in a log, None if it cannot be read. `known` is one that was there before.
 
     Versions have no gaps, so the files behind a known one, or behind the last checkpoint, are
     looked for by their names. The log is listed only if neither is there: it grows with every
     commit, and a run looks at each table many times.
     """
-    starts = iter((known, _last_checkpoint(log)))
-    version = next((at for at in starts if at is not None and _commit(log, at).exists()), None)
+    starts = iter((known, _last_checkpoint(directory)))
+    version = next(
+        (at for at in starts if at is not None and _commit(directory, at).exists()), None
+    )
     if version is None:
-        version = max(_listed_commits(log), default=None)
+        version = max(_listed_commits(directory), default=None)
     if version is None:
         return None
-    while _commit(log, version + 1).exists():
+    while _commit(directory, version + 1).exists():
         version += 1
     try:
-        content = _commit(log, version).read_bytes()
+        content = _commit(directory, version).read_bytes()
     except OSError:
         return None
     return NewestCommit(version, blake2b(content, digest_size=16).digest())
 
 
-def commits_in(log: Path) -> int:
+def commits_in(directory: Path) -> int:
     """How many commits a log has."""
-    return len(_listed_commits(log))
+    return len(_listed_commits(directory))
 
 
-def _commit(log: Path, version: int) -> Path:
-    return log / f"{version:020d}.json"
+def _commit(directory: Path, version: int) -> Path:
+    return directory / f"{version:020d}.json"
 
 
-def _last_checkpoint(log: Path) -> int | None:
+def _last_checkpoint(directory: Path) -> int | None:
     try:
-        return int(json.loads((log / _LAST_CHECKPOINT).read_bytes())["version"])
+        return int(json.loads((directory / _LAST_CHECKPOINT).read_bytes())["version"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _listed_commits(log: Path) -> list[int]:
+def _listed_commits(directory: Path) -> list[int]:
     try:
-        names = os.listdir(log)
+        names = os.listdir(directory)
     except OSError:
         return []
     return [int(name[:20]) for name in names if _VERSION.match(name) and name.endswith(".json")]
@@ -110,11 +112,11 @@ def keep_texts_out(delta: DeltaTable) -> None:
 
 
 def drop_versions(
-    delta: DeltaTable, path: Path, keep_hours: int, log_hours: int | None = None
+    delta: DeltaTable, path: Path, keep_hours: int, commit_hours: int | None = None
 ) -> int:
     """Removes files and commits that no version of the last hours needs; how many files.
 
-    With `log_hours`, commits that no version of so many hours needs: a reader that has opened an
+    With `commit_hours`, commits that no version of so many hours needs: a reader that has opened an
     older version needs its files only.
 
     The caller excludes processes that add files: until these are committed they count as unused.
@@ -127,8 +129,8 @@ def drop_versions(
         unfinished.unlink()
     delta.update_incremental()
     delta.create_checkpoint()
-    log_hours = keep_hours if log_hours is None else log_hours
-    _drop_commits(path / "_delta_log", time.time() - 3_600 * log_hours)
+    commit_hours = keep_hours if commit_hours is None else commit_hours
+    _drop_commits(path / "_delta_log", time.time() - 3_600 * commit_hours)
     return len(removed)
 
 

@@ -130,7 +130,7 @@ class _Upkeep:
         is_early = self._done_s is not None and now_s < self._done_s + upkeep.UPKEEP_S
         if is_early or not upkeep.needs_upkeep(self._lake):
             return
-        keep = upkeep.WATCH_KEEP_HOURS, upkeep.WATCH_LOG_HOURS
+        keep = upkeep.WATCH_KEEP_HOURS, upkeep.WATCH_COMMIT_HOURS
         for _ in upkeep.compact_lake(self._spark, self._lake, *keep):
             continue
         self._done_s = now_s
