@@ -139,7 +139,8 @@ def pull_parts(
         return claims
     # The whole pull waits, or is refused, as it would be without parts.
     resume()
-    return (yield pull)
+    claims = yield pull
+    return claims
 
 
 def _claim_parts(service: LoopService, pull: Pull, hold: Callable[[], None]) -> Steps[list[Claim]]:
