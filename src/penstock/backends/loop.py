@@ -127,6 +127,8 @@ class LoopService(Protocol):
     redrive_max: int
     # How many messages are claimed at once, while other requests wait.
     pull_part_max: int
+    # How many due messages of its queue a command settles first, while other requests wait.
+    settle_max: int
     now_ms: Callable[[], int]
 
     @property
@@ -142,6 +144,13 @@ class LoopService(Protocol):
         """`submit` for the one command whose work grows with the journal: done in slices.
 
         With `parts`, the reply is its result.
+        """
+        ...
+
+    def settle_some(self, queue: str) -> bool:
+        """Settles up to `settle_max` of the messages of each kind that are due in a queue.
+
+        Returns whether more are due there.
         """
         ...
 
@@ -206,7 +215,7 @@ class AwaitedService:
         self.LACKS = service.LACKS
         self.redrive_max = service.redrive_max
         # A pull does not hold up this event loop, and each part would wait for the network.
-        self.pull_part_max = PULL_LIMIT_MAX
+        self.pull_part_max = self.settle_max = PULL_LIMIT_MAX
         self.now_ms = (clock or SystemClock()).now_ms
         self._service = service
         self._loop = asyncio.get_running_loop()
@@ -223,6 +232,9 @@ class AwaitedService:
         pending = AwaitedReply(service=self)
         pending.start(self._history(command, parts or EventList(), pending))
         return pending
+
+    def settle_some(self, queue: str) -> bool:
+        return False
 
     async def _history(self, command: History, parts: HistoryParts, pending: "AwaitedReply") -> Any:
         events = await self._execute(command, pending)

@@ -52,6 +52,8 @@ from tests.server.sqs.test_attacks import (
 QUEUES = 10_000
 MESSAGES = 1_000_000 if FULL else 100_000
 BULK = 10_000
+# The most messages that one pull claims.
+WHOLE = 2_000
 DEAD_ARN = "arn:aws:sqs:us-east-1:000000000000:dead"
 CREATED_AT_ONCE = 100
 
@@ -208,6 +210,10 @@ def many_messages():
             service.execute(CreateQueue("long", {"max_receives": 9, "dead_letter": "dead"}))
             service.execute(CreateQueue("later"))
             service.execute(CreateQueue("in-order", {"fifo": True}))
+            service.execute(CreateQueue("due", {"max_receives": 900, "dead_letter": "dead"}))
+            service.execute(CreateQueue("due.fifo", {"fifo": True}))
+            service.execute(PushMany("due", [bytes(4_000)] * WHOLE))
+            service.execute(PushMany("due.fifo", [bytes(4_000)] * WHOLE, group="g"))
             first = service.execute(Push("long", b"first"))
             fill(service)
             with closing(Crowd(daemon, service, daemon.port, "frames", first.id)) as crowd:
@@ -294,6 +300,9 @@ PIPELINES: dict[str, list[Command[Any]]] = {
     "redrives": [Redrive("long", "back", 1_000), Redrive("back", "long", 1_000)] * 20,
     "peeks": [Peek("long", 1_000, bytes_max=1)] * 1_000,
     "pulls": [Pull("long", 1_000, visibility_ms=0)] * 40,
+    "pulls of claims that are due": [Pull("due", WHOLE, visibility_ms=0)] * 10,
+    "pulls of a FIFO queue": [Pull("due.fifo", WHOLE, visibility_ms=0)] * 10,
+    "peeks of too many": [Pull("due", WHOLE, visibility_ms=0), Peek("due", BULK)] * 10,
     "bad requests": [Peek("long", 0)] * 1_000,
 }
 

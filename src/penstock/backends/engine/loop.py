@@ -60,6 +60,8 @@ class LoopEngine:
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is the running event loop, unless a simulation has one of its own."""
         self.engine = engine
+        # `parts` settles more for a pull of many, in slices.
+        self.settle_max = engine.own_settle_max = engine.settle_max
         self.now_ms = engine.clock.now_ms
         self.failure: PenstockError | None = None
         self._submit = engine.submit
@@ -261,6 +263,13 @@ class LoopEngine:
             pending.finish(None, error)
         else:
             pending.finish(reply, None)
+
+    def settle_some(self, queue: str) -> bool:
+        try:
+            return self.engine.settle_some(queue)
+        except Exception:
+            self._check_failed()
+            raise
 
     def view(self, name: str) -> QueueInfo | None:
         try:
@@ -573,6 +582,8 @@ class EngineReply(Pending, kw_only=True):
         self.pull = pull
         self.claims = claims
         self.waiter = None
+        if claims:
+            self.waits = False
 
     def waits_on(self, queue: str) -> bool:
         """Whether this is a pull that waits on the queue."""

@@ -19,10 +19,11 @@ from penstock.backends.loop import LoopService, Pending, Steps
 from penstock.backends.parts import (
     HistoryAnswer,
     bounded,
-    divides_pull,
     divides_redrive,
+    needs_steps,
     pull_parts,
     redrive_parts,
+    run_pull,
     take_pages,
     take_parts,
     takes_pages,
@@ -160,14 +161,17 @@ class FrameServer(StreamServer):
 
     def _pull(self, connection: "FrameConnection", request: int, command: Pull) -> Any:
         within: Any = bounded(command, self.limits.frame_bytes_max)
-        if divides_pull(self.service, within):
-            return self.service.run(self._pull_in_parts(connection, request, within))
+        if needs_steps(self.service, within):
+            steps = self._pull_in_parts(connection, request, within)
+            return run_pull(self.service, within, steps)
         return self._submit(within)
 
     def _pull_in_parts(
         self, connection: "FrameConnection", request: int, command: Pull
     ) -> Steps[list[Claim]]:
-        steps = pull_parts(self.service, command, connection.hold_requests)
+        steps = pull_parts(
+            self.service, command, connection.hold_requests, connection.resume_requests
+        )
         claims = yield from _in_order(connection, steps)
         connection.count_pulled(request, bodies_bytes(claims))
         return claims
