@@ -190,7 +190,7 @@ def test_a_redrive_of_many_is_made_in_parts_and_a_pull_settles_in_parts(on_clust
         counts: list[int] = []
         names = owned.engine.shard.names
 
-        class ReplyRecorder:
+        class PartRecorder:
             def send(self, subject, token, data):
                 if data[:1] in (calls.REPLY_PART, calls.REPLY_WHOLE):
                     parts[token] = parts.get(token, b"") + data[1:]
@@ -206,7 +206,7 @@ def test_a_redrive_of_many_is_made_in_parts_and_a_pull_settles_in_parts(on_clust
                     await asyncio.sleep(0)
             return read_answer(command, replies[token], parts[token])
 
-        sender, answers._sender = answers._sender, ReplyRecorder()
+        sender, answers._sender = answers._sender, PartRecorder()
         redrive = Redrive("orders", "other", PULL_MESSAGES_MAX)
         assert await ask(1, redrive, lambda: names["other"].visible) == PULL_MESSAGES_MAX
         assert {250, 500, 1_750} <= set(counts)
