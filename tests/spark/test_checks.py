@@ -129,9 +129,12 @@ def test_both_ways_to_find_the_period_of_an_event_find_the_same(monkeypatch, see
     monkeypatch.setattr(judge, "PERIODS_MAX", 1 << 30)
     made = []
     make = DuckConnection.view
-    monkeypatch.setattr(
-        DuckConnection, "view", lambda self, *given: made.append(given) or make(self, *given)
-    )
+
+    def view(self, *given):
+        made.append(given)
+        make(self, *given)
+
+    monkeypatch.setattr(DuckConnection, "view", view)
     assert found_in(events) == (sorted_, *counts)
     assert not any("ASOF" in query for _, query in made if "JOIN periods" in query)
     assert any("JOIN periods" in query for _, query in made)
