@@ -362,7 +362,7 @@ def counted(serve):
         yield server, wire, journal
 
 
-DUE = {
+DUE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "of a plain queue": ({}, {}),
     "with a dead-letter queue": ({"max_receives": 1_000, "dead_letter": "dead"}, {}),
     "of a FIFO queue": ({"fifo": True}, {}),
