@@ -55,7 +55,7 @@ def test_a_crowd_of_one_kind_does_not_delay_another_kind_and_other_callbacks():
     async def run():
         loop = asyncio.get_running_loop()
         turns = Turns(loop)
-        done = []
+        done: list[object] = []
 
         def begin(name):
             done.append(name)
@@ -81,7 +81,7 @@ def test_one_piece_of_paused_work_continues_in_each_turn_even_if_one_fails():
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda *_: None)
         paused = PausedWork(loop)
-        done = []
+        done: list[object] = []
 
         def fail():
             raise ValueError
