@@ -30,6 +30,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service import (
+    PULL_LIMIT_MAX,
     Command,
     ConfigureQueue,
     CreateQueue,
@@ -83,6 +84,8 @@ class ShardAnswers:
         self.engine = engine
         self.guard = guard
         self.service = LoopEngine(engine, loop)
+        # Each pull is one step here, so it settles as much as it asks for.
+        engine.own_settle_max = PULL_LIMIT_MAX
         self.has_departures = asyncio.Event()
         self.is_closing = False
         # In a later turn of the event loop, so that the next extent is sent before the answers.
