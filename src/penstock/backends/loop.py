@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 
+from penstock.backends.paused import PausedWork
 from penstock.clock import Clock, SystemClock
 from penstock.errors import EngineClosed, PenstockError, QueueNotFound
 from penstock.service import (
@@ -219,6 +220,7 @@ class AwaitedService:
         self.now_ms = (clock or SystemClock()).now_ms
         self._service = service
         self._loop = asyncio.get_running_loop()
+        self._paused = PausedWork(self._loop)
         self._views: dict[str, tuple[float, QueueInfo]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -259,7 +261,7 @@ class AwaitedService:
                 try:
                     reply = None
                     if command is PAUSE:
-                        await asyncio.sleep(0)
+                        await self._paused.wait()
                     else:
                         reply = await self._execute(command, pending)
                 except PenstockError as error:

@@ -135,11 +135,10 @@ def pull_parts(
     claims: list[Claim] = []
     if divides_pull(service, pull):
         claims = yield from _claim_parts(service, pull, hold)
-    if claims:
-        return claims
-    # The whole pull waits, or is refused, as it would be without parts.
-    resume()
-    claims = yield pull
+    if not claims:
+        # The whole pull waits, or is refused, as it would be without parts.
+        resume()
+        claims = yield pull
     return claims
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PenstockError, QueueInUse
+from penstock.server.process import allow_many_files
 from penstock.service import (
     ATTRIBUTES_MAX,
     Batch,
@@ -36,6 +37,7 @@ from penstock.service import (
 )
 from penstock.url import load_backend, read_url
 from tests.conftest import FULL
+from tests.measure import IN_SCORE
 from tests.server.conftest import DaemonProcess
 from tests.server.frames.test_ipc import FrameWire
 from tests.server.probe import Probe
@@ -56,6 +58,8 @@ BULK = 10_000
 WHOLE = 2_000
 DEAD_ARN = "arn:aws:sqs:us-east-1:000000000000:dead"
 CREATED_AT_ONCE = 100
+# Connections that send a request at one instant.
+CROWD = 2_000 if IN_SCORE else 100
 
 
 def get(path):
@@ -98,6 +102,8 @@ class Crowd:
         self.service = service
         # The id of the first message.
         self.first = first
+        # How often the probe was answered during the last request.
+        self.answers = 0
         self._probe = Probe(protocol, (port, server.process.pid))
 
     def longest_ms(self, request, most_ms=PROCESSING_MS_MAX):
@@ -107,6 +113,7 @@ class Crowd:
             with self._probe.measuring() as seen:
                 request()
             least_ms = min(least_ms, seen.longest_ms)
+            self.answers = seen.answers
             if least_ms <= most_ms:
                 break
         return least_ms
@@ -190,6 +197,28 @@ def test_requests_for_metrics_at_the_same_time_share_one_page(many_queues, recor
     took_ms = many_queues.longest_ms(request)
     record_property("figure", f"{took_ms:.0f} ms, {readers} readers")
     assert took_ms <= LONGEST_MS_MAX
+
+
+def test_requests_of_many_connections_at_one_instant_do_not_delay_others(
+    many_queues, record_property
+):
+    """Row 20: the connections are open before, so the event loop finds all requests at once."""
+    allow_many_files()
+    crowded = ask("ListQueues", MaxResults=1_000)
+    with ExitStack() as stack:
+        wires = [stack.enter_context(connect(many_queues.server)) for _ in range(CROWD)]
+
+        def request():
+            for wire in wires:
+                wire.sendall(crowded)
+            for wire in wires:
+                assert answer(wire).startswith(b"HTTP/1.1 200 ")
+
+        took_ms = many_queues.longest_ms(request, LONGEST_MS_MAX)
+    record_property("figure", f"{took_ms:.0f} ms, {CROWD} connections")
+    assert took_ms <= LONGEST_MS_MAX
+    # Also if the crowd is small: the probe is answered between its requests.
+    assert many_queues.answers >= 10
 
 
 def fill(service):
@@ -320,6 +349,28 @@ def test_requests_that_are_sent_at_once_do_not_delay_others(many_messages, case,
     took_ms = many_messages.longest_ms(request)
     record_property("figure", f"{took_ms:.0f} ms, {len(requests)} frames at once")
     assert took_ms <= PROCESSING_MS_MAX
+
+
+def test_peeks_of_many_connections_at_one_instant_do_not_delay_others(
+    many_messages, record_property
+):
+    """Row 20: by frames; the connections are open before."""
+    allow_many_files()
+
+    with ExitStack() as stack:
+        opened = (FrameWire(many_messages.server, tcp=True) for _ in range(CROWD))
+        wires = [stack.enter_context(wire) for wire in opened]
+
+        def request():
+            for wire in wires:
+                wire.send((1, Peek("long", 1_000)))
+            for wire in wires:
+                assert wire.next()[1] == 1
+
+        took_ms = many_messages.longest_ms(request, LONGEST_MS_MAX)
+    record_property("figure", f"{took_ms:.0f} ms, {CROWD} connections")
+    assert took_ms <= LONGEST_MS_MAX
+    assert many_messages.answers >= 10
 
 
 ENDS: dict[str, Purge | DeleteQueue] = {"a purge": Purge("later"), "a removal": DeleteQueue("long")}

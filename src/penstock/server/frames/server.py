@@ -13,9 +13,9 @@ where a connection came from; `ipc` and `tcp` accept them.
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from penstock.backends.loop import LoopService, Pending, Steps
+from penstock.backends.loop import PAUSE, LoopService, Pending, Steps
 from penstock.backends.parts import (
     HistoryAnswer,
     bounded,
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from penstock.server.frames.connection import FrameConnection
 
 R = TypeVar("R")
+# A peek at more messages than this waits for a later turn of the event loop.
+_PEEKED_AT_ONCE: Final = 100
 
 
 class FrameServer(StreamServer):
@@ -177,7 +179,10 @@ class FrameServer(StreamServer):
         return claims
 
     def _peek(self, connection: "FrameConnection", request: int, command: Peek) -> Any:
-        return self._submit(bounded(command, self.limits.frame_bytes_max))
+        within: Any = bounded(command, self.limits.frame_bytes_max)
+        if type(within.limit) is not int or within.limit <= _PEEKED_AT_ONCE:
+            return self._submit(within)
+        return self.service.run(_in_order(connection, _after_pause(connection, within)))
 
     def _redrive(self, connection: "FrameConnection", request: int, command: Redrive) -> Any:
         if not divides_redrive(self.service, command):
@@ -333,6 +338,13 @@ class FrameServer(StreamServer):
             "answers_waiting_for_disk": self.deferred,
             "housekeeping_error": None if error is None else f"{type(error).__name__}: {error}",
         }
+
+
+def _after_pause(connection: "FrameConnection", command: Peek) -> Steps[Any]:
+    """A peek at many messages: of many clients' that come at once, one is made in each turn."""
+    connection.hold_requests()
+    yield PAUSE
+    return (yield command)
 
 
 def _in_order(connection: "FrameConnection", steps: Steps[R]) -> Steps[R]:
