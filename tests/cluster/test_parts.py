@@ -1,6 +1,7 @@
 """Large requests to the owner of a shard: executed in parts, with other requests in between."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -176,6 +177,15 @@ def test_a_pull_of_many_is_answered_in_several_replies_of_limited_size(on_cluste
     on_cluster(work, shards=1)
 
 
+def is_gradual(counts: list[int]) -> bool:
+    """Whether some of many were seen, and never many more than a moment before.
+
+    The engine's own timer may settle a part between two others.
+    """
+    steps = [later - earlier for earlier, later in pairwise(counts)]
+    return max(steps) <= 2 * 250 and any(0 < count < PULL_MESSAGES_MAX for count in counts)
+
+
 def test_a_redrive_of_many_is_made_in_parts_and_a_pull_settles_in_parts(on_cluster):
     """Row 20: owners use the same parts as the frame server."""
 
@@ -209,12 +219,12 @@ def test_a_redrive_of_many_is_made_in_parts_and_a_pull_settles_in_parts(on_clust
         sender, answers._sender = answers._sender, PartRecorder()
         redrive = Redrive("orders", "other", PULL_MESSAGES_MAX)
         assert await ask(1, redrive, lambda: names["other"].visible) == PULL_MESSAGES_MAX
-        assert {250, 500, 1_750} <= set(counts)
+        assert is_gradual(counts)
         pull = Pull("other", PULL_MESSAGES_MAX, visibility_ms=0)
         assert len(owned.engine.submit(pull)) == PULL_MESSAGES_MAX
         counts.clear()
         assert len(await ask(2, pull, lambda: names["other"].visible)) == PULL_MESSAGES_MAX
-        assert {500, 750, 1_000} <= set(counts)
+        assert is_gradual(counts)
         answers._sender = sender
 
     on_cluster(work, shards=1)
