@@ -24,6 +24,7 @@ from penstock.core.delivery import (
     DELAYED,
     GONE,
     IN_FLIGHT,
+    PLACE_SIZE_MASK,
     VISIBLE,
     Arrivals,
     Delivery,
@@ -441,10 +442,9 @@ class QueueState:
         delivery.state = GONE
         self.in_flight -= 1
         content = delivery.content
-        if type(content) is Pushed:
-            self.stored_bytes -= content.size_bytes
-        else:
-            self.stored_bytes -= size_bytes(delivery)
+        self.stored_bytes -= (
+            content & PLACE_SIZE_MASK if isinstance(content, int) else content.size_bytes
+        )
         if delivery.expires_at_ms:
             self.expiries.discard(delivery.expires_at_ms, delivery)
         if delivery.group is not None:
