@@ -202,6 +202,36 @@ class StreamConnection(asyncio.Protocol):
     A subclass adds `data_received`, and the bytes to send when a wait or the connection ends.
     """
 
+    # Attributes beyond the thirtieth of an object without slots make all of them slower to read.
+    __slots__ = (
+        "_backlog_bytes",
+        "_backlog_is_planned",
+        "_deferred_bytes",
+        "_deferred_max",
+        "_is_counted",
+        "_is_held",
+        "_out",
+        "_out_bytes",
+        "_reading_paused",
+        "_standstill",
+        "_standstill_s",
+        "_stream",
+        "_unsent_bytes",
+        "_unsent_bytes_max",
+        "_written_bytes",
+        "claiming",
+        "deferred",
+        "ending",
+        "held_bytes",
+        "ignores_requests",
+        "is_gone",
+        "reserved_bytes",
+        "since_s",
+        "transport",
+        "waits",
+        "writing_paused",
+    )
+
     def __init__(self, server: StreamServer) -> None:
         # By request: pulls that wait for a message, and pulls whose claims are not durable yet.
         self.waits: dict[int, Pending] = {}
