@@ -96,6 +96,13 @@ class StreamServer:
             self._flush_is_planned = True
             self.loop.call_soon(self.flush)
 
+    def flush_deferred(self) -> None:
+        """Sends the answers to requests that were deferred: at once if no other is deferred."""
+        if self.deferred:
+            self.plan_flush()
+        else:
+            self.flush()
+
     def flush(self) -> None:
         """Sends all queued answers; to be called after answers were made."""
         self._flush_is_planned = False

@@ -289,7 +289,7 @@ class FrameServer(StreamServer):
                 self._send_claims(connection, request, reply)
             else:
                 self._answer(connection, kind, request, command, reply)
-        self.plan_flush()
+        self.flush_deferred()
 
     def _refuse_later(
         self, connection: "FrameConnection", kind: int, request: int, error: Exception
