@@ -7,7 +7,16 @@ import pytest
 from penstock.cluster import calls
 from penstock.cluster.attempts import read_answer
 from penstock.errors import InvalidField, QueueNotFound
-from penstock.service import Batch, ConfigureQueue, Pull, Push, PushMany, Stats
+from penstock.service import (
+    Batch,
+    ConfigureQueue,
+    CreateQueue,
+    Pull,
+    Push,
+    PushMany,
+    Redrive,
+    Stats,
+)
 from penstock.wire.frames.frames import PULL_MESSAGES_MAX
 from tests.cluster.nodes import TIMEOUT_S
 
@@ -163,5 +172,49 @@ def test_a_pull_of_many_is_answered_in_several_replies_of_limited_size(on_cluste
         claims = await router.execute(Pull("orders", 10_000))
         assert sizes == [PULL_MESSAGES_MAX, 500]
         assert len({claim.id for claim in claims}) == PULL_MESSAGES_MAX + 500
+
+    on_cluster(work, shards=1)
+
+
+def test_a_redrive_of_many_is_made_in_parts_and_a_pull_settles_in_parts(on_cluster):
+    """Row 20: owners use the same parts as the frame server."""
+
+    async def work(cluster):
+        queues = await cluster.open_queue("orders")
+        await queues.service.execute(CreateQueue("other"))
+        await queues.service.execute(PushMany("orders", [b"x"] * PULL_MESSAGES_MAX))
+        (owned,) = cluster.owned_shards()
+        answers = owned._answers
+        parts: dict[int, bytes] = {}
+        replies: dict[int, bytes] = {}
+        counts: list[int] = []
+        names = owned.engine.shard.names
+
+        class PartRecorder:
+            def send(self, subject, token, data):
+                if data[:1] in (calls.REPLY_PART, calls.REPLY_WHOLE):
+                    parts[token] = parts.get(token, b"") + data[1:]
+                if data[:1] not in (calls.REPLY_PART, calls.IN_PROGRESS):
+                    replies[token] = data[:1]
+
+        async def ask(token, command, count):
+            (message,) = calls.write_command(command)
+            answers.take(("here", token), message)
+            async with asyncio.timeout(TIMEOUT_S):
+                while token not in replies:
+                    counts.append(count())
+                    await asyncio.sleep(0)
+            return read_answer(command, replies[token], parts[token])
+
+        sender, answers._sender = answers._sender, PartRecorder()
+        redrive = Redrive("orders", "other", PULL_MESSAGES_MAX)
+        assert await ask(1, redrive, lambda: names["other"].visible) == PULL_MESSAGES_MAX
+        assert {250, 500, 1_750} <= set(counts)
+        pull = Pull("other", PULL_MESSAGES_MAX, visibility_ms=0)
+        assert len(owned.engine.submit(pull)) == PULL_MESSAGES_MAX
+        counts.clear()
+        assert len(await ask(2, pull, lambda: names["other"].visible)) == PULL_MESSAGES_MAX
+        assert {500, 750, 1_000} <= set(counts)
+        answers._sender = sender
 
     on_cluster(work, shards=1)

@@ -212,12 +212,12 @@ def test_without_descriptors_an_append_that_needs_a_file_is_refused_until_there_
     assert fill(segments, bytes(1000))[0] > 0
 
 
-def mounted(tmp_path, kind):
+def mounted(tmp_path, kind, size="1m"):
     """Mount a small file system; warn and skip the test if that is not possible."""
     target = tmp_path / "mounted"
     target.mkdir()
     if kind == "tmpfs":
-        command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(target)]
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(target)]
     else:
         image = tmp_path / "image"
         with open(image, "wb") as file:

@@ -121,6 +121,25 @@ def test_messages_with_plain_lives_pass_every_check(monkeypatch, seed):
     assert found_in(events) == (findings, total, stores)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_both_ways_to_find_the_period_of_an_event_find_the_same(monkeypatch, seed):
+    events = some_journal(seed)
+    monkeypatch.setattr(judge, "PERIODS_MAX", 0)
+    sorted_, *counts = found_in(events)
+    monkeypatch.setattr(judge, "PERIODS_MAX", 1 << 30)
+    made = []
+    make = DuckConnection.view
+
+    def view(self, *given):
+        made.append(given)
+        make(self, *given)
+
+    monkeypatch.setattr(DuckConnection, "view", view)
+    assert found_in(events) == (sorted_, *counts)
+    assert not any("ASOF" in query for _, query in made if "JOIN periods" in query)
+    assert any("JOIN periods" in query for _, query in made)
+
+
 def documented_columns(name):
     """The columns that the head of a query's file describes, in order."""
     lines = (DIRECTORY / f"{name}.sql").read_text().splitlines()

@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,8 @@ from deltalake import write_deltalake
 
 from penstock.errors import InvalidField, JournalError, StoreUnusable
 from penstock.spark.distribute import distribute
-from penstock.spark.lake import AddedFile, Lake, our_errors
+from penstock.spark.lake import AddedFile, Lake, LakeUnusable, our_errors
+from penstock.spark.versions import newest_commit
 from tests.spark.test_increments import no_spark
 
 
@@ -136,3 +138,75 @@ def test_opening_a_table_never_reads_more_than_twenty_commits(tmp_path):
         assert table.committed("events") == round_
     assert max(since) <= 20
     assert len(checkpoints) == 2
+
+
+def test_looking_for_a_new_commit_lists_no_log_and_probes_few_names(tmp_path, monkeypatch):
+    """The log of a watching run has thousands of commits, and each table is looked at often."""
+    table = Lake.open(tmp_path / "lake", create=True).table("numbers", "n bigint")
+    for round_ in range(30):
+        table.add([], {"events": round_})
+    log = table.path / "_delta_log"
+    probed = []
+    exists = Path.exists
+
+    def probe(self, **more):
+        probed.append(self.name)
+        return exists(self, **more)
+
+    monkeypatch.setattr(os, "listdir", lambda path: pytest.fail(f"{path} was listed"))
+    monkeypatch.setattr(Path, "exists", probe)
+    found = newest_commit(log)
+    assert found is not None
+    assert found.version == 30
+    assert len(probed) <= 20
+    probed.clear()
+    assert newest_commit(log, 30) == found
+    assert probed == [f"{at:020d}.json" for at in (30, 31)]
+    # Another process has removed the commit that was known, and has made newer ones.
+    assert newest_commit(log, 99) == found
+
+
+def test_a_log_without_a_readable_checkpoint_is_listed(tmp_path):
+    table = Lake.open(tmp_path / "lake", create=True).table("numbers", "n bigint")
+    log = table.path / "_delta_log"
+    assert newest_commit(log) is None
+    for round_ in range(25):
+        table.add([], {"events": round_})
+    found = newest_commit(log)
+    for hint in (b"", b"{}", b"[]", b'{"version": 7000}', b'{"version": "x"}'):
+        (log / "_last_checkpoint").write_bytes(hint)
+        assert newest_commit(log) == found
+    (log / "_last_checkpoint").unlink()
+    assert newest_commit(log) == found
+
+
+def test_commits_are_removed_oldest_first(tmp_path, monkeypatch):
+    """A process that knows an old commit looks for the one behind it, also during the removal."""
+    table = Lake.open(tmp_path / "lake", create=True).table("numbers", "n bigint")
+    for round_ in range(25):
+        table.add([], {"events": round_})
+    log = table.path / "_delta_log"
+    newest = newest_commit(log)
+    seen = []
+    unlink = Path.unlink
+
+    def remove(self, **more):
+        unlink(self, **more)
+        seen.append({newest_commit(log, known) for known in range(25)})
+
+    monkeypatch.setattr(Path, "unlink", remove)
+    table.drop_versions(0)
+    assert len(seen) > 20
+    assert set().union(*seen) == {newest}
+
+
+def test_a_damaged_log_is_one_sentence(tmp_path):
+    table = Lake.open(tmp_path / "lake", create=True).table("numbers", "n bigint")
+    table.add([], {})
+    for commit in (table.path / "_delta_log").glob("*.json"):
+        commit.write_text("{damaged")
+    with pytest.raises(LakeUnusable, match="numbers: cannot be read as a table: ") as caught:
+        table.rows()
+    assert len(str(caught.value).splitlines()) == 1
+    assert "unknown>" not in str(caught.value)
+    assert len(str(caught.value)) < 300

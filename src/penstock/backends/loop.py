@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 
+from penstock.backends.paused import PausedWork
 from penstock.clock import Clock, SystemClock
 from penstock.errors import EngineClosed, PenstockError, QueueNotFound
 from penstock.service import (
@@ -127,6 +128,8 @@ class LoopService(Protocol):
     redrive_max: int
     # How many messages are claimed at once, while other requests wait.
     pull_part_max: int
+    # How many due messages of its queue a command settles first, while other requests wait.
+    settle_max: int
     now_ms: Callable[[], int]
 
     @property
@@ -142,6 +145,13 @@ class LoopService(Protocol):
         """`submit` for the one command whose work grows with the journal: done in slices.
 
         With `parts`, the reply is its result.
+        """
+        ...
+
+    def settle_some(self, queue: str) -> bool:
+        """Settles up to `settle_max` of the messages of each kind that are due in a queue.
+
+        Returns whether more are due there.
         """
         ...
 
@@ -206,10 +216,11 @@ class AwaitedService:
         self.LACKS = service.LACKS
         self.redrive_max = service.redrive_max
         # A pull does not hold up this event loop, and each part would wait for the network.
-        self.pull_part_max = PULL_LIMIT_MAX
+        self.pull_part_max = self.settle_max = PULL_LIMIT_MAX
         self.now_ms = (clock or SystemClock()).now_ms
         self._service = service
         self._loop = asyncio.get_running_loop()
+        self._paused = PausedWork(self._loop)
         self._views: dict[str, tuple[float, QueueInfo]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -223,6 +234,9 @@ class AwaitedService:
         pending = AwaitedReply(service=self)
         pending.start(self._history(command, parts or EventList(), pending))
         return pending
+
+    def settle_some(self, queue: str) -> bool:
+        return False
 
     async def _history(self, command: History, parts: HistoryParts, pending: "AwaitedReply") -> Any:
         events = await self._execute(command, pending)
@@ -247,7 +261,7 @@ class AwaitedService:
                 try:
                     reply = None
                     if command is PAUSE:
-                        await asyncio.sleep(0)
+                        await self._paused.wait()
                     else:
                         reply = await self._execute(command, pending)
                 except PenstockError as error:

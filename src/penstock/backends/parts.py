@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.backends.loop import PAUSE, LoopService, Steps
+from penstock.backends.loop import PAUSE, LoopService, Pending, Steps
 from penstock.errors import (
     EngineClosed,
     InFlightLimit,
@@ -47,6 +47,10 @@ _ROWS_MAX: Final = 10_000
 PAGE_QUEUES: Final = 200
 
 
+def _do_nothing() -> None:
+    pass
+
+
 def bounded(command: Pull | Peek, frame_bytes_max: int) -> Pull | Peek:
     """Limits a pull or peek of many, so that it is short and its answer fits into a frame.
 
@@ -64,8 +68,16 @@ def bounded(command: Pull | Peek, frame_bytes_max: int) -> Pull | Peek:
     return msgspec.structs.replace(command, limit=limit, bytes_max=bytes_max)
 
 
+def needs_steps(service: LoopService, pull: Pull) -> bool:
+    """Whether a pull is to be run as `pull_parts`: it is divided, or much is due in its queue."""
+    limit = pull.limit
+    if type(limit) is not int or not service.settle_max < limit <= PULL_LIMIT_MAX:
+        return False
+    return divides_pull(service, pull) or service.settle_some(pull.queue)
+
+
 def divides_pull(service: LoopService, pull: Pull) -> bool:
-    """Whether a pull is made in parts, which together must claim what one pull would claim.
+    """Whether the claims of a pull are made in parts, which must claim what one pull would claim.
 
     A pull from a FIFO queue is not: one pull may claim several messages of a group, a second one
     none. A pull with an attempt id is not, because the same id gives the same claims.
@@ -88,14 +100,49 @@ def divides_pull(service: LoopService, pull: Pull) -> bool:
     )
 
 
-def pull_parts(
-    service: LoopService, pull: Pull, hold: Callable[[], None] = lambda: None
-) -> Steps[list[Claim]]:
-    """Claims many messages in parts; calls `hold` before each pause.
+def run_pull(service: LoopService, pull: Pull, steps: Steps[list[Claim]]) -> list[Claim] | Pending:
+    """Runs the `pull_parts` of a pull.
 
-    A pull that finds nothing and may wait is not divided when it is woken. An error after the first
-    part ends the pull with the claims that it has. Raises it if it is the first part.
+    If it may wait for a message, its Pending waits from the first pause on, until it has claims.
     """
+    reply = service.run(steps)
+    if isinstance(reply, Pending) and not reply.claims:
+        wait_ms = pull.wait_ms
+        if wait_ms is None:
+            queue = service.view(pull.queue)
+            wait_ms = 0 if queue is None else queue.settings.wait_ms
+        reply.waits = wait_ms != 0
+    return reply
+
+
+def pull_parts(
+    service: LoopService,
+    pull: Pull,
+    hold: Callable[[], None] = _do_nothing,
+    resume: Callable[[], None] = _do_nothing,
+) -> Steps[list[Claim]]:
+    """Settles what is due in the queue, then claims messages, both in parts if they are many.
+
+    Calls `hold` before each pause, and `resume` before it may wait for a message. A pull that finds
+    nothing and may wait is not divided when it is woken. An error after the first part ends the
+    pull with the claims that it has. Raises it if it is the first part.
+    """
+    for _ in range(-(-pull.limit // service.settle_max)):
+        if not service.settle_some(pull.queue):
+            break
+        hold()
+        yield PAUSE
+    claims: list[Claim] = []
+    if divides_pull(service, pull):
+        claims = yield from _claim_parts(service, pull, hold)
+    if not claims:
+        # The whole pull waits, or is refused, as it would be without parts.
+        resume()
+        claims = yield pull
+    return claims
+
+
+def _claim_parts(service: LoopService, pull: Pull, hold: Callable[[], None]) -> Steps[list[Claim]]:
     claims: list[Claim] = []
     parts = -(-pull.limit // service.pull_part_max)
     bytes_max = None if pull.bytes_max is None else pull.bytes_max // parts
@@ -121,8 +168,7 @@ def pull_parts(
         if len(some) >= _PAUSE_CLAIMS_MIN:
             hold()
             yield PAUSE
-    # The whole pull waits, or is refused, as it would be without parts.
-    return claims or (yield pull)
+    return claims
 
 
 def divides_redrive(service: LoopService, redrive: Redrive) -> bool:
@@ -132,7 +178,7 @@ def divides_redrive(service: LoopService, redrive: Redrive) -> bool:
 
 
 def redrive_parts(
-    service: LoopService, redrive: Redrive, hold: Callable[[], None] = lambda: None
+    service: LoopService, redrive: Redrive, hold: Callable[[], None] = _do_nothing
 ) -> Steps[int]:
     """Moves many messages in parts, and returns how many; calls `hold` before each pause.
 

@@ -2,7 +2,7 @@
 
 A command that changed something is answered once its entry is durable in the replicated log. A
 command that changed nothing is answered once a recent extent proves that this node is still the
-owner, and once all that its answer shows is durable. A large batch or bulk push is executed in
+owner, and once all that its answer shows is durable. Commands for many messages are executed in
 parts, with other commands in between.
 """
 
@@ -16,8 +16,19 @@ from typing import Any, Final, Protocol
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.loop import EngineReply, LoopEngine
-from penstock.backends.loop import Pending
-from penstock.backends.parts import bounded, take_pages, take_parts, takes_pages
+from penstock.backends.loop import Pending, Steps
+from penstock.backends.parts import (
+    HistoryAnswer,
+    bounded,
+    divides_redrive,
+    needs_steps,
+    pull_parts,
+    redrive_parts,
+    run_pull,
+    take_pages,
+    take_parts,
+    takes_pages,
+)
 from penstock.cluster import calls
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import LogSteps, Pause
@@ -30,14 +41,17 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service import (
+    Claim,
     Command,
     ConfigureQueue,
     CreateQueue,
     DeleteQueue,
     DescribeQueues,
+    History,
     Peek,
     Pull,
     Push,
+    Redrive,
     Release,
 )
 from penstock.wire.frames.frames import FRAME_BYTES_MAX
@@ -160,10 +174,21 @@ class ShardAnswers:
         elif takes_pages(command):
             self._submit_in_pages(caller, command)
             return
+        elif type(command) is History:
+            answer = HistoryAnswer(0, FRAME_BYTES_MAX)
+            self._answer_by_frame(caller, self.service.history(command, answer))
+            return
+        elif type(command) is Redrive and divides_redrive(self.service, command):
+            self._redrive_in_parts(caller, command)
+            return
         else:
             if isinstance(command, Pull | Peek):
                 command = bounded(command, FRAME_BYTES_MAX)
-            result = self.service.submit(command)
+            if type(command) is Pull and needs_steps(self.service, command):
+                steps = self._checked_pull(command, version)
+                result = run_pull(self.service, command, steps)
+            else:
+                result = self.service.submit(command)
         if isinstance(result, Pending):
             self._pending[caller] = result
             result.then(partial(self._answer_later, caller, command))
@@ -178,12 +203,58 @@ class ShardAnswers:
         """Reads the settings of many queues; other commands are executed between the pages."""
         pending = self.service.run(take_pages(0, command, FRAME_BYTES_MAX))
         if isinstance(pending, Pending):
-            self._pending[caller] = pending
-            pending.then(partial(self._end_pages, caller))
+            self._answer_by_frame(caller, pending)
         else:
             self._send_durable(caller, calls.write_reply_frame(pending))
 
-    def _end_pages(self, caller: Caller, frame: bytes, error: Exception | None) -> None:
+    def _checked_pull(self, pull: Pull, version: int) -> Steps[list[Claim]]:
+        """A pull in parts; the spread may change in its pauses, and is checked before each part.
+
+        If it has changed, the pull ends with its claims. Raises SpreadChanged if it has none.
+        """
+        steps = pull_parts(self.service, pull)
+        claims: list[Claim] = []
+        command = next(steps)
+        try:
+            while True:
+                if type(command) is Pull:
+                    self.guard.check(command, version, self.service.now_ms())
+                try:
+                    reply = yield command
+                except PenstockError as error:
+                    command = steps.throw(error)
+                else:
+                    claims += reply or ()
+                    command = steps.send(reply)
+        except SpreadChanged:
+            if claims:
+                return claims
+            raise
+        except StopIteration as stop:
+            found: list[Claim] = stop.value
+            return found
+
+    def _redrive_in_parts(self, caller: Caller, redrive: Redrive) -> None:
+        """Moves many messages; other commands are executed between the parts."""
+        reply = self.service.run(redrive_parts(self.service, redrive))
+        if isinstance(reply, Pending):
+            self._in_parts[caller] = reply
+            reply.then(partial(self._end_redrive, caller, redrive))
+        else:
+            self._send_durable(caller, calls.write_reply(redrive, reply))
+
+    def _end_redrive(
+        self, caller: Caller, redrive: Redrive, moved: int, error: Exception | None
+    ) -> None:
+        messages = [] if error is not None else calls.write_reply(redrive, moved)
+        self._end_in_parts(caller, messages, error)
+
+    def _answer_by_frame(self, caller: Caller, pending: Pending) -> None:
+        """Answers a command that changes nothing, whose reply is the frame of the answer."""
+        self._pending[caller] = pending
+        pending.then(partial(self._end_reading, caller))
+
+    def _end_reading(self, caller: Caller, frame: bytes, error: Exception | None) -> None:
         self._pending.pop(caller, None)
         if error is None:
             self._send_durable(caller, calls.write_reply_frame(frame))
@@ -202,9 +273,14 @@ class ShardAnswers:
         pending.then(partial(self._end_parts, caller))
 
     def _end_parts(self, caller: Caller, frame: bytes, error: Exception | None) -> None:
+        messages = [] if error is not None else calls.write_reply_frame(frame)
+        self._end_in_parts(caller, messages, error)
+
+    def _end_in_parts(self, caller: Caller, messages: list[bytes], error: Exception | None) -> None:
+        """Answers a command that was executed in parts, and executes those that waited for it."""
         del self._in_parts[caller]
         if error is None:
-            for message in calls.write_reply_frame(frame):
+            for message in messages:
                 self._sender.send(*caller, message)
         else:
             self._refuse_later(caller, error)

@@ -13,6 +13,7 @@ disk must sync first. Requests that arrive meanwhile wait, so pipelining keeps i
                         stops until some are answered
     all connections     HELD_BYTES_MAX of unfinished and waiting requests and of unsent answers;
                         over that, the connections that hold the most are aborted, largest first
+    a turn of the loop  about 5 ms of requests that take long (`turns`)
 """
 
 import asyncio
@@ -30,6 +31,7 @@ from penstock.server.request import RequestReader, Unacceptable
 from penstock.server.response import CONTINUE, with_connection
 from penstock.server.response import first_lines as first_lines
 from penstock.server.response import response as response
+from penstock.server.turns import Turns
 
 HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 30.0
@@ -70,6 +72,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         "_refused",
         "_server",
         "_transport",
+        "_turns",
         "_unparsed",
         "_unsent_bytes",
         "_waiting",
@@ -86,6 +89,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         self._server = server
         self._loop = server.loop
         self._answer = server.answer
+        self._turns = server.turns
         self._transport: asyncio.Transport | None = None
         # Data that came behind too many waiting requests; reading has stopped.
         self._unparsed = b""
@@ -268,9 +272,18 @@ class HttpConnection(RequestReader, asyncio.Protocol):
 
     def take(self, request: Request, in_turn: bool = False) -> None:
         """Answers a complete request, now or after those before it."""
-        if not in_turn and (self._busy or self._waiting or not self._writable or self._closing):
+        if not in_turn and (
+            self._busy
+            or self._waiting
+            or not self._writable
+            or self._closing
+            or self._turns.is_slow(request)
+        ):
             self._enqueue(request)
             return
+        self._turns.perform(self._execute, request)
+
+    def _execute(self, request: Request) -> None:
         if not request.keep_alive or self._server.stopping:
             self._closing = True
         self._busy = True
@@ -339,7 +352,11 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         # One request in each turn of the loop: a long pipeline must not delay other connections.
         if self._waiting and not self._busy and self._writable and self._transport is not None:
             self._busy = True
-            self._loop.call_soon(self._begin_next)
+            following = self._waiting[0]
+            if type(following) is Request and self._turns.is_slow(following):
+                self._turns.add(following, self._begin_next)
+            else:
+                self._loop.call_soon(self._begin_next)
 
     def _begin_next(self) -> None:
         if self._transport is None or not self._waiting:
@@ -431,6 +448,7 @@ class HttpServer:
         self.watched: set[HttpConnection] = set()
         # What is held by connections that hold more than HELD_BYTES_MIN.
         self.held = HeldBytes(self.loop, HELD_BYTES_MAX)
+        self.turns = Turns(self.loop)
         self.stopping = False
         self._emptied = asyncio.Event()
         self._timers = [

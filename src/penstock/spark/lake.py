@@ -18,19 +18,25 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from penstock.errors import JournalError, PenstockError, UnavailableError, error_class
 from penstock.spark.schemas import arrow_schema
-from penstock.spark.versions import drop_versions, keep_texts_out, table_properties
+from penstock.spark.versions import (
+    NewestCommit,
+    commits_in,
+    drop_versions,
+    keep_texts_out,
+    newest_commit,
+    table_properties,
+)
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -38,10 +44,13 @@ if TYPE_CHECKING:
 
 VERSION: Final = 2
 MARKER: Final = "lake.json"
+_DRAFT: Final = f".{MARKER}."
 COMPACT_BYTES: Final = 128 << 20
+# The lock of a run that watches.
+WATCH: Final = "watch"
 # The partition column of a table in parts; Delta's log has its values, the Parquet files do not.
 PART: Final = "part"
-# Opened tables, each with the name and the digest of the newest commit that it had then.
+# Opened tables, each with the newest commit that it had then.
 _snapshots: Final[dict[Path, "_Snapshot"]] = {}
 _SNAPSHOTS_MAX: Final = 64
 
@@ -52,6 +61,10 @@ class LakeUnusable(JournalError):
 
 class LakeBusy(UnavailableError):
     """Another process is changing the same tables of this lake."""
+
+
+class LakeFull(UnavailableError):
+    """The disk of the lake, of its journal or of temporary files has no room left."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class Lake:
             if not marker.exists():
                 if not create:
                     raise LakeUnusable(f"{root}: is not a Penstock lake; `pipeline run` makes one")
-                if root.exists() and (not root.is_dir() or any(root.iterdir())):
+                if root.exists() and (not root.is_dir() or any(map(_is_foreign, root.iterdir()))):
                     raise LakeUnusable(f"{root}: is not empty and not a Penstock lake")
                 _make(root)
             found = json.loads(marker.read_text())
@@ -87,6 +100,15 @@ class Lake:
         # The working directory of an executor may be another one.
         return cls(root.absolute(), str(found["id"]))
 
+    def check_exists(self) -> None:
+        """Raises LakeUnusable if the lake was removed, or replaced by another."""
+        try:
+            found = Lake.open(self.path)
+        except LakeUnusable as error:
+            raise LakeUnusable(f"{self.path}: was removed while it was used") from error
+        if found.id != self.id:
+            raise LakeUnusable(f"{self.path}: was replaced by another lake while it was used")
+
     def table(self, name: str, schema: str, *, in_parts: bool = False) -> "Table":
         """The table of this name, whether or not it was ever written."""
         return Table(self.path / name, schema, in_parts)
@@ -94,16 +116,24 @@ class Lake:
 
 def _make(root: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
-    made = root / f".{MARKER}.{os.getpid()}"
-    made.write_text(json.dumps({"version": VERSION, "id": secrets.token_hex(8)}) + "\n")
-    made.replace(root / MARKER)
+    made = root / f"{_DRAFT}{os.getpid()}"
+    try:
+        made.write_text(json.dumps({"version": VERSION, "id": secrets.token_hex(8)}) + "\n")
+        made.replace(root / MARKER)
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether this is not what a process that was making a lake leaves when it is killed."""
+    return not path.name.startswith(_DRAFT)
 
 
 @contextmanager
 def locked(lake: Lake, name: str) -> Iterator[None]:
     """Excludes other processes from the same work; ends with the process. Raises LakeBusy.
 
-    The locks are `events`, `tables` and `verdicts`; a process takes them in this order.
+    The locks are `watch`, `events`, `tables` and `verdicts`; a process takes them in this order.
     """
     path = lake.path / f".{name}.lock"
     file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -111,9 +141,8 @@ def locked(lake: Lake, name: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LakeBusy(
-                f"{lake.path}: another process is changing its {name}; wait until it ends"
-            ) from None
+            doing = "is watching for it" if name == WATCH else f"is changing its {name}"
+            raise LakeBusy(f"{lake.path}: another process {doing}; wait until it ends") from None
         yield
     finally:
         os.close(file)
@@ -169,9 +198,9 @@ class Table:
 
         Opened tables are kept: a run reads them some hundred times, and opening takes milliseconds.
         """
-        newest = self._newest_commit()
         held = _snapshots.get(self.path)
-        if held is not None and newest is not None and held.newest == newest:
+        newest = newest_commit(self._commits_path, None if held is None else held.newest.version)
+        if held is not None and held.newest == newest:
             return held.delta
         opened = self._open()
         _snapshots.pop(self.path, None)
@@ -181,29 +210,23 @@ class Table:
             _snapshots[self.path] = _Snapshot(newest, opened)
         return opened
 
-    def _newest_commit(self) -> tuple[str, bytes] | None:
-        """The name of the last file of Delta's log and a digest of its content.
-
-        Inode and time of the file would not do: a table that is removed and made again may have
-        a commit of the same name with both. The content has random names of files, and the time.
-        """
-        commits = self.path / "_delta_log"
-        try:
-            names = [name for name in os.listdir(commits) if name.endswith(".json")]
-            name = max(name for name in names if name[0].isdigit())
-            content = (commits / name).read_bytes()
-        except (OSError, ValueError):
-            return None
-        return name, blake2b(content, digest_size=16).digest()
+    @property
+    def _commits_path(self) -> Path:
+        return self.path / "_delta_log"
 
     def _open(self) -> DeltaTable | None:
         """The table, to be changed."""
-        if not DeltaTable.is_deltatable(str(self.path)):
+        # `DeltaTable.is_deltatable` would list the log.
+        if not self._commits_path.is_dir():
             return None
         try:
             return DeltaTable(str(self.path))
+        except TableNotFoundError:
+            return None
         except DeltaError as error:
-            raise LakeUnusable(f"{self.path}: cannot be read as a table: {error}") from error
+            # The lines behind the first are a trace.
+            why = str(error).partition("\n")[0]
+            raise LakeUnusable(f"{self.path}: cannot be read as a table: {why}") from error
 
     def committed(self, application: str) -> int | None:
         """The version under which this application last committed here."""
@@ -343,22 +366,27 @@ class Table:
             return 0
         return int(delta.update(updates=dict(changes), predicate=predicate)["num_updated_rows"])
 
-    def compact(self, keep_hours: int) -> dict[str, int]:
+    def compact(self, keep_hours: int, commit_hours: int | None = None) -> dict[str, int]:
         """Joins small files into larger ones, and removes files that no version needs any more."""
         delta = self._open_to_rewrite()
         if delta is None:
             return {"joined": 0, "removed": 0}
         done = delta.optimize.compact(target_size=COMPACT_BYTES)
-        return {"joined": int(done["numFilesRemoved"]), "removed": self.drop_versions(keep_hours)}
+        removed = self.drop_versions(keep_hours, commit_hours)
+        return {"joined": int(done["numFilesRemoved"]), "removed": removed}
 
-    def drop_versions(self, keep_hours: int) -> int:
+    def commits(self) -> int:
+        """How many commits its log has."""
+        return commits_in(self._commits_path)
+
+    def drop_versions(self, keep_hours: int, commit_hours: int | None = None) -> int:
         """Removes files and commits that no version of the last hours needs; how many files.
 
         The caller holds the lock of whoever adds files: until they are committed, they count as
         unused.
         """
         delta = self._open()
-        return 0 if delta is None else drop_versions(delta, self.path, keep_hours)
+        return 0 if delta is None else drop_versions(delta, self.path, keep_hours, commit_hours)
 
     def _open_to_rewrite(self) -> DeltaTable | None:
         """The table, for changes of which `deltalake` itself writes files and statistics."""
@@ -389,7 +417,7 @@ class TableFile:
 class _Snapshot:
     """A table as of one commit, and its files once they were asked for."""
 
-    newest: tuple[str, bytes]
+    newest: NewestCommit
     delta: DeltaTable
     files: list[TableFile] | None = None
 
@@ -453,22 +481,41 @@ def first_line(error: "PySparkException") -> str:
 
 # The last line of a traceback, as Python prints it in a task of Spark: the class and the message.
 _OURS: Final = re.compile(r"(?<![\w.])penstock\.(?:\w+\.)+([A-Z]\w*): ([^\n]+)")
+# The same, of DuckDB or Delta about a file that is damaged, missing or not to be used.
+_FILES: Final = re.compile(
+    r"(?<![\w.])(?:_duckdb\.(?:IO|InvalidInput)Exception|_internal\.\w*Error): ([^\n]+)"
+)
+_NO_ROOM: Final = re.compile(r"[^\n]*(?:No space left on device|Disk quota exceeded)[^\n]*")
 
 
 @contextmanager
 def our_errors() -> Iterator[None]:
-    """Raises the PenstockError that Spark wrapped in an exception of its own.
+    """Raises as a PenstockError what Spark, DuckDB or Delta raised.
 
-    Only its text passes through Java. Class names are unique in the package, so the name finds the
-    class; an error that `penstock.errors` does not define becomes a JournalError.
+    A PenstockError of a task is wrapped by Spark in an exception of its own, and only its text
+    passes through Java. Class names are unique in the package, so the name finds the class; an
+    error that `penstock.errors` does not define becomes a JournalError. A disk that is full becomes
+    LakeFull, and a file that cannot be used LakeUnusable.
     """
     try:
         yield
-    except PenstockError:
+    except UnavailableError:
         raise
     except Exception as error:
-        found = _OURS.findall(str(error))
-        if not found:
+        kind = type(error)
+        text = f"{kind.__module__}.{kind.__qualname__}: {error}"
+        if full := _NO_ROOM.search(text):
+            raise LakeFull(f"{_message(full[0])}: nothing is lost, free some space") from error
+        if isinstance(error, PenstockError):
             raise
-        name, message = found[-1]
-        raise (error_class([name]) or JournalError)(message.strip()) from error
+        if ours := _OURS.findall(str(error)):
+            name, message = ours[-1]
+            raise (error_class([name]) or JournalError)(message.strip()) from error
+        if files := _FILES.findall(text):
+            raise LakeUnusable(f"a file of the lake cannot be used: {files[-1]}") from error
+        raise
+
+
+def _message(line: str) -> str:
+    """The message in the last line of a traceback."""
+    return re.sub(r"^\s*(?:[\w.]+: )*", "", line)

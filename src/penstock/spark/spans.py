@@ -9,7 +9,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -112,23 +112,30 @@ def _written(span: Span, into: str) -> Iterator[tuple[str, int]]:
 
 def _write_file(path: Path, span: Span) -> int:
     names = [name for name in COLUMNS if span.bodies or name != "body"]
-    held: list[pa.RecordBatch] = []
-    writer: pq.ParquetWriter | None = None
     rows = 0
-    for block in _wanted_of(span):
-        held.append(pa.RecordBatch.from_arrays(block.arrow(names), names))
-        rows += held[-1].num_rows
-        writer = writer or pq.ParquetWriter(
-            path,
-            held[0].schema,
-            use_dictionary=[name for name in names if name not in _ALL_DIFFERENT],
-            write_statistics=[name for name in names if name not in _UNRANGED],
-        )
-        if sum(batch.nbytes for batch in held) >= GROUP_BYTES:
+    with ExitStack() as stack:
+        held: list[pa.RecordBatch] = []
+        writer: pq.ParquetWriter | None = None
+        for block in _wanted_of(span):
+            held.append(pa.RecordBatch.from_arrays(block.arrow(names), names))
+            rows += held[-1].num_rows
+            if writer is None:
+                # Closed also if it is full: a writer that fails keeps its file open.
+                file = stack.enter_context(pa.OSFile(str(path), "wb"))
+                writer = stack.enter_context(_writer(file, held[0].schema))
+            if sum(batch.nbytes for batch in held) >= GROUP_BYTES:
+                writer.write_table(pa.Table.from_batches(held))
+                held.clear()
+        if writer is not None and held:
             writer.write_table(pa.Table.from_batches(held))
-            held.clear()
-    if writer is not None:
-        if held:
-            writer.write_table(pa.Table.from_batches(held))
-        writer.close()
     return rows
+
+
+def _writer(file: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
+    names = schema.names
+    return pq.ParquetWriter(
+        file,
+        schema,
+        use_dictionary=[name for name in names if name not in _ALL_DIFFERENT],
+        write_statistics=[name for name in names if name not in _UNRANGED],
+    )

@@ -11,11 +11,13 @@ Opening a table reads every commit since the newest checkpoint. A watching run m
 each table in every round, so a checkpoint comes more often than by `deltalake`'s own interval.
 """
 
+import json
 import os
 import re
 import time
+from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from deltalake import DeltaTable, Schema
 
@@ -26,6 +28,66 @@ _INTERVAL: Final = "delta.checkpointInterval"
 CHECKPOINT_COMMITS: Final = 20
 _VERSION: Final = re.compile(r"\d{20}(?=\.)")
 _CHECKPOINT: Final = ".checkpoint."
+_LAST_CHECKPOINT: Final = "_last_checkpoint"
+
+
+class NewestCommit(NamedTuple):
+    """The last commit of a table.
+
+    Inode and time of its file would not do: a table that is removed and made again may have a
+    commit of the same version with both. The content has random names of files, and the time.
+    """
+
+    version: int
+    digest: bytes
+
+
+def newest_commit(directory: Path, known: int | None = None) -> NewestCommit | None:
+    """The last commit in a log, None if it cannot be read. `known` is one that was there before.
+
+    Versions have no gaps, so the files behind a known one, or behind the last checkpoint, are
+    looked for by their names. The log is listed only if neither is there: it grows with every
+    commit, and a run looks at each table many times.
+    """
+    starts = iter((known, _last_checkpoint(directory)))
+    version = next(
+        (at for at in starts if at is not None and _commit(directory, at).exists()), None
+    )
+    if version is None:
+        version = max(_listed_commits(directory), default=None)
+    if version is None:
+        return None
+    while _commit(directory, version + 1).exists():
+        version += 1
+    try:
+        content = _commit(directory, version).read_bytes()
+    except OSError:
+        return None
+    return NewestCommit(version, blake2b(content, digest_size=16).digest())
+
+
+def commits_in(directory: Path) -> int:
+    """How many commits a log has."""
+    return len(_listed_commits(directory))
+
+
+def _commit(directory: Path, version: int) -> Path:
+    return directory / f"{version:020d}.json"
+
+
+def _last_checkpoint(directory: Path) -> int | None:
+    try:
+        return int(json.loads((directory / _LAST_CHECKPOINT).read_bytes())["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _listed_commits(directory: Path) -> list[int]:
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return []
+    return [int(name[:20]) for name in names if _VERSION.match(name) and name.endswith(".json")]
 
 
 def table_properties(schema: Schema) -> dict[str, str]:
@@ -49,8 +111,13 @@ def keep_texts_out(delta: DeltaTable) -> None:
         delta.alter.set_table_properties(wanted)
 
 
-def drop_versions(delta: DeltaTable, path: Path, keep_hours: int) -> int:
+def drop_versions(
+    delta: DeltaTable, path: Path, keep_hours: int, commit_hours: int | None = None
+) -> int:
     """Removes files and commits that no version of the last hours needs; how many files.
+
+    With `commit_hours`, commits that no version of so many hours needs: a reader that has opened an
+    older version needs its files only.
 
     The caller excludes processes that add files: until these are committed they count as unused.
     """
@@ -62,7 +129,8 @@ def drop_versions(delta: DeltaTable, path: Path, keep_hours: int) -> int:
         unfinished.unlink()
     delta.update_incremental()
     delta.create_checkpoint()
-    _drop_commits(path / "_delta_log", time.time() - 3_600 * keep_hours)
+    commit_hours = keep_hours if commit_hours is None else commit_hours
+    _drop_commits(path / "_delta_log", time.time() - 3_600 * commit_hours)
     return len(removed)
 
 
@@ -79,7 +147,8 @@ def _drop_commits(directory: Path, before_s: float) -> None:
     # A power cut must not leave a table without its first commits and without the checkpoint.
     for path in (*(each for each, version in checkpoints.items() if version == first), directory):
         _sync(path)
-    for path, version in versions.items():
+    # The oldest first: whoever finds a commit, such as `newest_commit`, finds all behind it.
+    for path, version in sorted(versions.items(), key=lambda each: each[1]):
         if version < first:
             path.unlink()
 

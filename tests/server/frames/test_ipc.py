@@ -20,6 +20,7 @@ from penstock.errors import (
     JournalError,
     Overloaded,
     ProtocolError,
+    QueueDeleted,
     QueueNotFound,
     UnavailableError,
 )
@@ -30,6 +31,7 @@ from penstock.service import (
     BatchItem,
     CreateQueue,
     Delete,
+    DeleteQueue,
     Peek,
     Pull,
     Push,
@@ -208,6 +210,17 @@ def test_requests_may_come_along_with_the_hello(server):
 
 
 # Waiting.
+
+
+def test_a_pull_that_waits_on_a_deleted_queue_gets_an_error_at_once(server, wire):
+    with FrameWire(server) as other:
+        other.send((1, Pull("orders", wait_ms=60_000)))
+        until(lambda: wire.ask(2, Stats("orders")).waiting_pulls == 1)
+        wire.ask(3, DeleteQueue("orders"))
+        kind, request, body = other.next()
+        assert request == 1
+        with pytest.raises(QueueDeleted, match="orders"):
+            decode_answer(kind, body, DECODE_REPLY[Pull])
 
 
 def test_the_waits_of_a_broken_connection_end(server, wire):

@@ -22,6 +22,7 @@ from penstock.errors import (
     StoreFull,
     UnavailableError,
 )
+from penstock.journal import MemoryJournal
 from penstock.server.frames import connection
 from penstock.server.frames.server import Limits
 from penstock.service import (
@@ -41,7 +42,7 @@ from penstock.service import (
 )
 from penstock.wire.frames.bodies import DECODE_REPLY
 from penstock.wire.frames.bulk import encode_bulk
-from penstock.wire.frames.frames import REPLY
+from penstock.wire.frames.frames import CANCEL, REPLY, pack
 from tests.server.conftest import TIMEOUT_S, in_each_turn, until
 from tests.server.frames.test_ipc import FrameWire, SlowJournal
 
@@ -321,6 +322,133 @@ def test_a_pull_of_many_finds_each_message_once(serve, settings, pull):
         assert numbers(wire.ask(1, pull)) == [*range(1_500)]
         if pull.attempt_id is not None:
             assert numbers(wire.ask(2, pull)) == [*range(1_500)]
+
+
+class CountedEvents(MemoryJournal):
+    """Counts the events that were appended."""
+
+    def __init__(self):
+        super().__init__(1_000)
+        self.count = 0
+
+    def append(self, events):
+        self.count += len(events)
+        return super().append(events)
+
+
+@contextmanager
+def counting(server, journal):
+    """How many events were appended in each turn of the event loop."""
+    counts = [journal.count]
+
+    def look():
+        if journal.count != counts[-1]:
+            counts.append(journal.count)
+
+    found: list[int] = []
+    with in_each_turn(server, look):
+        yield found
+    found += [after - before for before, after in itertools.pairwise(counts)]
+
+
+@pytest.fixture
+def counted(serve):
+    """A server, a connection, and the journal that counts events; nothing else settles anything."""
+    journal = CountedEvents()
+    server = serve(engine=Engine(journal, ManualClock()))
+    server.call(lambda: server.frames.service._sweeper.cancel())
+    submit(server, CreateQueue("dead"))
+    with FrameWire(server) as wire:
+        yield server, wire, journal
+
+
+DUE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "of a plain queue": ({}, {}),
+    "with a dead-letter queue": ({"max_receives": 1_000, "dead_letter": "dead"}, {}),
+    "of a FIFO queue": ({"fifo": True}, {}),
+    "with an attempt id": ({"fifo": True}, {"attempt_id": "a"}),
+    "that may wait": ({}, {"wait_ms": 20_000}),
+    "of large messages": ({"body_bytes_max": 64 * 1024 * 1024}, {}),
+}
+
+
+@pytest.mark.parametrize("case", DUE)
+def test_claims_that_are_due_are_settled_in_turns_before_a_pull_of_many(counted, case):
+    """Row 20: 2,000 claims that were made for no time, and a pull of all their messages."""
+    server, wire, journal = counted
+    settings, options = DUE[case]
+    group = "g" if settings.get("fifo") else None
+    submit(server, CreateQueue("q", settings))
+    submit(server, PushMany("q", [b"%d" % number for number in range(PULLED)], group=group))
+    assert len(submit(server, Pull("q", PULLED, visibility_ms=0))) == PULLED
+    with counting(server, journal) as counts:
+        claims = wire.ask(1, Pull("q", MANY, visibility_ms=0, **options))
+    assert numbers(claims) == [*range(PULLED)]
+    assert sum(counts) >= 2 * PULLED
+    # The claims of a pull that cannot be divided, and at most 250 of each kind that was due.
+    assert max(counts) <= PULLED + 250
+    assert len(counts) >= 7
+
+
+def test_messages_that_are_due_for_a_dead_letter_queue_are_moved_in_turns(counted):
+    """Row 20: each is a claim that runs out and a move."""
+    server, wire, journal = counted
+    submit(server, CreateQueue("q", {"max_receives": 1, "dead_letter": "dead"}))
+    submit(server, PushMany("q", [b"%d" % number for number in range(2 * PULLED)]))
+    assert len(submit(server, Pull("q", PULLED, visibility_ms=0))) == PULLED
+    with counting(server, journal) as counts:
+        claims = wire.ask(1, Pull("q", MANY))
+    assert numbers(claims) == [*range(PULLED, 2 * PULLED)]
+    assert max(counts) <= 2 * 250 + 500
+    assert submit(server, Stats("dead")).messages == PULLED
+
+
+def test_more_than_a_pull_asks_for_is_not_settled_for_it(counted):
+    """Row 20: 12,000 claims are due, and the pull is answered before all of them are settled."""
+    server, wire, journal = counted
+    submit(server, CreateQueue("q"))
+    submit(server, PushMany("q", [b"x"] * MANY))
+    submit(server, PushMany("q", [b"x"] * PULLED))
+    for _ in range(6):
+        submit(server, Pull("q", PULLED, visibility_ms=0))
+    with counting(server, journal) as counts:
+        assert len(wire.ask(1, Pull("q", MANY, visibility_ms=0))) == PULLED
+    assert max(counts) <= PULLED + 2 * 250
+    assert submit(server, Stats("q")).in_flight > 3 * PULLED
+
+
+def test_a_pull_that_waits_after_what_was_due_is_settled_can_be_cancelled(counted):
+    """Its messages have all become dead letters; requests after it are executed meanwhile."""
+    server, wire, _ = counted
+    submit(server, CreateQueue("q", {"max_receives": 1, "dead_letter": "dead"}))
+    submit(server, PushMany("q", [b"x"] * PULLED))
+    assert len(submit(server, Pull("q", PULLED, visibility_ms=0))) == PULLED
+    pull = Pull("q", MANY, wait_ms=20_000)
+    wire.send((1, pull), (2, Stats("dead")))
+    request, stats = receive(wire, Stats("dead"))
+    assert (request, stats.messages) == (2, PULLED)
+    assert submit(server, Stats("q")).waiting_pulls == 1
+    assert server.call(lambda: [list(each.waits) for each in server.frames.connections]) == [[1]]
+    wire.link.sendall(pack(CANCEL, 1))
+    assert receive(wire, pull) == (1, [])
+    assert submit(server, Stats("q")).waiting_pulls == 0
+
+
+def test_a_client_that_leaves_while_what_is_due_is_settled_claims_nothing(counted):
+    server, wire, _ = counted
+    submit(server, CreateQueue("q"))
+    submit(server, PushMany("q", [b"x"] * PULLED))
+    assert len(submit(server, Pull("q", PULLED, visibility_ms=0))) == PULLED
+
+    def abort_all(service):
+        for each in list(server.frames.connections):
+            each.abort()
+
+    with once(server, lambda service: server.engine.shard.names["q"].visible >= 500, abort_all):
+        wire.send((1, Pull("q", MANY, wait_ms=20_000)))
+        assert wire.is_closed_by_server()
+    until(lambda: submit(server, Stats("q")).visible == PULLED)
+    assert submit(server, Stats("q")).waiting_pulls == 0
 
 
 def run_steps(engine, steps):

@@ -113,6 +113,8 @@ class Engine:
 
     # How many messages are settled at once before the next command is served.
     settle_max = SETTLE_MAX
+    # How many of the command's own queue at most. On an event loop fewer than a pull may ask for.
+    own_settle_max = PULL_LIMIT_MAX
 
     def __init__(
         self,
@@ -252,7 +254,8 @@ class Engine:
 
     def _settle(self, now_ms: int, command: Command[Any] | None = None) -> None:
         """Settles some of what is due, and in the command's own queue as much as it needs."""
-        own_limit = max(self.settle_max, _messages_wanted(command))
+        wanted = min(_messages_wanted(command), self.own_settle_max)
+        own_limit = max(self.settle_max, wanted)
         if not self.journal.has_room(2 * (self.settle_max + 3 * own_limit)):
             # Without a later instant, waiting callers would try again at once, in a busy loop.
             self._alarm.next_ms = now_ms + _NO_ROOM_MS
@@ -668,6 +671,25 @@ class Engine:
         self.tick()
         while self.has_due_work:
             self.tick()
+
+    def settle_some(self, name: str) -> bool:
+        """Settles some of what is due in a queue; returns whether more is due there."""
+        queue = self.shard.names.get(name)
+        now_ms = self.clock.now_ms()
+        if self._stopped is not None or queue is None or not queue.is_due(now_ms):
+            return False
+        if not self.journal.has_room(6 * self.settle_max):
+            return False
+        try:
+            self._events += self.shard.settle_queue(queue, now_ms, self.settle_max)
+            if self._events:
+                self._append()
+        except PenstockError:
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
+        return queue.is_due(now_ms)
 
     def tick(self) -> None:
         """Settles some of what is due; serves the waits it can, ends those whose time is over.

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.waiting import Waiter
 from penstock.backends.loop import PAUSE, EventList, HistoryParts, Pending, Steps
+from penstock.backends.paused import PausedWork
 from penstock.core.due import NEVER_MS
 from penstock.errors import EngineClosed, InFlightLimit, JournalError, PenstockError
 from penstock.service import (
@@ -60,6 +61,8 @@ class LoopEngine:
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is the running event loop, unless a simulation has one of its own."""
         self.engine = engine
+        # `parts` settles more for a pull of many, in slices.
+        self.settle_max = engine.own_settle_max = engine.settle_max
         self.now_ms = engine.clock.now_ms
         self.failure: PenstockError | None = None
         self._submit = engine.submit
@@ -68,6 +71,7 @@ class LoopEngine:
         self._views: dict[str, QueueInfo] = {}
         self._listeners: list[Callable[[PenstockError], None]] = []
         self._loop = loop or asyncio.get_running_loop()
+        self._paused = PausedWork(self._loop)
         # Replies that wait for the disk, roughly in the order of their sequences.
         self._deferred: deque[EngineReply] = deque()
         self._wanted_sequence = 0
@@ -200,10 +204,10 @@ class LoopEngine:
         waited: "EngineReply | None",
         earlier: PulledClaims = NO_CLAIMS,
     ) -> "EngineReply":
-        """Continues the steps in the next turn of the event loop."""
+        """Continues the steps in a later turn of the event loop."""
         pending = waited or EngineReply(loop_engine=self)
         pending.note_claims(*earlier)
-        self._loop.call_soon(self._continue_paused, pending, steps, sequence)
+        self._paused.add(self._continue_paused, pending, steps, sequence)
         return pending
 
     def _continue_paused(self, pending: "EngineReply", steps: Steps[Any], sequence: int) -> None:
@@ -236,7 +240,7 @@ class LoopEngine:
         self.engine.check()
         pending = EngineReply(loop_engine=self)
         events = self.engine.history(command)
-        self._loop.call_soon(self._read_history, pending, events, parts or EventList())
+        self._paused.add(self._read_history, pending, events, parts or EventList())
         return pending
 
     def _read_history(
@@ -245,7 +249,7 @@ class LoopEngine:
         events: Iterator[HistoryEvent | None],
         parts: HistoryParts,
     ) -> None:
-        """Reads a part of the journal, and goes on in the next turn of the event loop."""
+        """Reads a part of the journal, and goes on in a later turn of the event loop."""
         if pending.done is None:
             return
         found: list[HistoryEvent] = []
@@ -254,7 +258,7 @@ class LoopEngine:
             for event in events:
                 if event is None:
                     parts.add(found)
-                    self._loop.call_soon(self._read_history, pending, events, parts)
+                    self._paused.add(self._read_history, pending, events, parts)
                     return
                 found.append(event)
             parts.add(found)
@@ -263,6 +267,13 @@ class LoopEngine:
             pending.finish(None, error)
         else:
             pending.finish(reply, None)
+
+    def settle_some(self, queue: str) -> bool:
+        try:
+            return self.engine.settle_some(queue)
+        except Exception:
+            self._check_failed()
+            raise
 
     def view(self, name: str) -> QueueInfo | None:
         try:
@@ -586,6 +597,8 @@ class EngineReply(Pending, kw_only=True):
         self.pull = pull
         self.claims = claims
         self.waiter = None
+        if claims:
+            self.waits = False
 
     def waits_on(self, queue: str) -> bool:
         """Whether this is a pull that waits on the queue."""

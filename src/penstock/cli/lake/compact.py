@@ -36,36 +36,19 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises LakeUnusable or LakeBusy."""
-    from penstock.spark.derive import derive, is_up_to_date, table_of
-    from penstock.spark.ingest import events_table
-    from penstock.spark.lake import Lake, locked
-    from penstock.spark.seals import complete_tables
-    from penstock.spark.tables import BALANCES, FINDINGS, QUEUE_EVENTS, TABLES
+    from penstock.spark.lake import Lake
+    from penstock.spark.upkeep import compact_lake
 
     lake = Lake.open(arguments.lake)
     spark = spark_opener(arguments)
     if arguments.keep is not None:
         _drop_events(session, arguments, lake, spark)
-    with locked(lake, "tables"), locked(lake, "verdicts"):
-        # The files of a plan would count as unused until they are committed.
-        complete_tables(lake)
-    was_up_to_date = is_up_to_date(lake)
-    derived = (QUEUE_EVENTS, *TABLES, FINDINGS, BALANCES)
-    tables = [events_table(lake), *(table_of(lake, each) for each in derived)]
-    for each in tables:
-        # Files that another process is about to commit would count as unused.
-        name = "events" if each is tables[0] else "tables"
-        with locked(lake, name), locked(lake, "verdicts"):
-            done = each.compact(arguments.keep_hours)
-        name = each.path.name
+    for name, done in compact_lake(spark, lake, arguments.keep_hours):
         session.print_result(
             arguments,
             {"table": name, **done},
             f"{name}: {done['joined']} files joined, {done['removed']} removed",
         )
-    if was_up_to_date:
-        # The same events have another version now: without this, the next run would work again.
-        derive(spark, lake)
     return 0
 
 

@@ -1,5 +1,6 @@
 """`penstock pipeline run`: ingest journals into the lake and derive its tables."""
 
+import time
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from penstock.cli.lake.options import (
     spark_opener,
 )
 from penstock.cli.lake.status import print_lag
-from penstock.cli.lake.watch import Watch, add_watching, check_watching
+from penstock.cli.lake.watch import Watch, WatchStopped, add_watching, check_watching
 from penstock.cli.session import Session
 from penstock.cli.values import read_size, show_size
 
@@ -42,7 +43,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises the errors of the journals and the lake."""
-    from penstock.spark.audit import audit
     from penstock.spark.lake import Lake
     from penstock.spark.stream import Stream
 
@@ -60,19 +60,80 @@ def run(session: Session, arguments: Namespace) -> int:
         _update_lake(spark, lake, arguments, rebuild=arguments.rebuild)
         _print_lags(session, lake, arguments)
         return 0
-    with Watch(arguments) as watch:
+    _watch(session, spark, lake, arguments)
+    return 0
+
+
+def _watch(session: Session, spark: "OpenSpark", lake: "Lake", arguments: Namespace) -> None:
+    """Runs one round after another, until a signal asks for the end.
+
+    Raises LakeBusy if another process watches for this lake, and LakeUnusable if the lake is
+    removed.
+    """
+    from penstock.spark.lake import WATCH, LakeBusy, LakeFull, locked
+
+    with locked(lake, WATCH), Watch(arguments) as watch:
         # Once: what later rounds make is made by the same queries.
         rebuild = arguments.rebuild
+        upkeep = _Upkeep(spark, lake)
         while True:
-            _update_lake(spark, lake, arguments, watch, rebuild=rebuild)
-            rebuild = False
-            for lag in _print_lags(session, lake, arguments):
-                watch.show_progress(lake, lag)
-            watch.end_round()
-            if watch.audits:
-                watch.show_verdict(audit(spark, lake))
+            try:
+                _round(session, spark, lake, arguments, watch, rebuild=rebuild)
+                rebuild = False
+                upkeep.run_if_due()
+            except WatchStopped:
+                return
+            except (LakeBusy, LakeFull) as error:
+                watch.show_failure(error)
+            except Exception:
+                # If the lake is gone, that is the reason, whatever was noticed first.
+                lake.check_exists()
+                raise
             if not watch.wait():
-                return 0
+                return
+
+
+def _round(
+    session: Session,
+    spark: "OpenSpark",
+    lake: "Lake",
+    arguments: Namespace,
+    watch: Watch,
+    *,
+    rebuild: bool,
+) -> None:
+    from penstock.spark.audit import audit
+
+    # Without this, a lake that was removed would be made again in part.
+    lake.check_exists()
+    _update_lake(spark, lake, arguments, watch, rebuild=rebuild)
+    for lag in _print_lags(session, lake, arguments):
+        watch.show_progress(lake, lag)
+    watch.end_round()
+    if watch.audits:
+        watch.show_verdict(audit(spark, lake))
+
+
+class _Upkeep:
+    """Compacts the lake when it has many commits, at most once an hour."""
+
+    def __init__(self, spark: "OpenSpark", lake: "Lake") -> None:
+        self._spark = spark
+        self._lake = lake
+        self._done_s: float | None = None
+
+    def run_if_due(self) -> None:
+        """Compacts the lake if that is due. Raises LakeUnusable, LakeFull or LakeBusy."""
+        from penstock.spark import upkeep
+
+        now_s = time.monotonic()
+        is_early = self._done_s is not None and now_s < self._done_s + upkeep.UPKEEP_S
+        if is_early or not upkeep.needs_upkeep(self._lake):
+            return
+        keep = upkeep.WATCH_KEEP_HOURS, upkeep.WATCH_COMMIT_HOURS
+        for _ in upkeep.compact_lake(self._spark, self._lake, *keep):
+            continue
+        self._done_s = now_s
 
 
 def _is_up_to_date(lake: "Lake", arguments: Namespace) -> bool:
@@ -112,6 +173,8 @@ def _update_lake(
             bar.read(found)
             if watch is not None:
                 watch.show_progress(lake, found)
+                # A batch is committed: what is read so far stays.
+                watch.check()
 
         show(lag(lake, journal, arguments.archive))
         ingest(

@@ -1,12 +1,17 @@
 """`penstock pipeline run --watch`: the clean stop, audits, `--on-finding` and metrics.
 
-SIGTERM ends the wait between two rounds at once, or the current round when it is complete. With
-`--on-finding`, each round is audited, and if a check has more findings than after the round before,
-a command is run with the findings as lines of JSON on its stdin. With `--metrics-port`, Prometheus
-reads how far the lake is behind.
+SIGTERM or Ctrl-C ends the wait between two rounds at once, an ingest when its batch is committed,
+and anything else when it is complete; a second Ctrl-C ends it at once. With `--on-finding`, each
+round is audited, and if a check has more findings than after the round before, a command is run
+with the findings as lines of JSON on its stdin. With `--metrics-port`, Prometheus reads how far the
+lake is behind.
+
+A round that fails because another process changes the lake, or because a disk is full, is repeated
+at its next time: it has changed nothing, or is completed then.
 """
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +32,13 @@ if TYPE_CHECKING:
     from penstock.spark.lake import Lake
 
 _PORT_MAX: Final = (1 << 16) - 1
+# How long the command of --on-finding may run: the rounds wait for it.
+COMMAND_TIMEOUT_S: Final = 600.0
+_POLL_S: Final = 0.2
+
+
+class WatchStopped(Exception):
+    """A signal asked for the end of the run."""
 
 
 def add_watching(parser: ArgumentParser) -> None:
@@ -76,16 +88,23 @@ class Watch:
         self._counts: dict[str, int] = {}
         self._stop = threading.Event()
         self._metrics = None if arguments.metrics_port is None else _Metrics(arguments.metrics_port)
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Watch":
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._stop_by)
         return self
 
+    def _stop_by(self, number: int, frame: object) -> None:
+        if number == signal.SIGINT:
+            # The next one ends the process at once.
+            signal.signal(number, self._before[number])
+        self._stop.set()
+
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
         if self._metrics is not None:
             self._metrics.close()
 
@@ -97,6 +116,18 @@ class Watch:
     def wait(self) -> bool:
         """Waits for the next round; False if there is to be none."""
         return not self._stop.wait(self._every_s)
+
+    def check(self) -> None:
+        """Raises WatchStopped if a signal asked for the end."""
+        if self._stop.is_set():
+            raise WatchStopped
+
+    def show_failure(self, error: Exception) -> None:
+        """Prints why a round failed that will be repeated, and counts it."""
+        print(f"penstock: {' '.join(str(error).split())}; the next round repeats it",
+              file=sys.stderr)  # fmt: skip
+        if self._metrics is not None:
+            self._metrics.show_failure()
 
     def show_progress(self, lake: "Lake", lag: "Lag") -> None:
         """Updates the metrics of how far the lake is behind a journal, and of what came in."""
@@ -122,11 +153,29 @@ class Watch:
         if more and self._command is not None:
             found = [each for each in verdict.findings if each.check in more]
             lines = [msgspec.json.encode(dataclasses.asdict(each)) for each in found]
-            status = subprocess.run(
-                self._command, shell=True, input=b"\n".join(lines) + b"\n", check=False
-            ).returncode
-            if status:
-                print(f"penstock: --on-finding: ended with status {status}", file=sys.stderr)
+            self._run_command(b"\n".join(lines) + b"\n")
+
+    def _run_command(self, given: bytes) -> None:
+        """Runs the command; if it takes too long, or if the run is to end, it is killed."""
+        command = subprocess.Popen(
+            self._command, shell=True, stdin=subprocess.PIPE, start_new_session=True
+        )
+        end_s = time.monotonic() + COMMAND_TIMEOUT_S
+        rest: bytes | None = given
+        while True:
+            try:
+                command.communicate(rest, timeout=_POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                # What is left of the input is kept by `communicate`.
+                rest = None
+                if self._stop.is_set() or time.monotonic() > end_s:
+                    # The shell, and all that it has started.
+                    os.killpg(command.pid, signal.SIGKILL)
+        if command.returncode:
+            print(
+                f"penstock: --on-finding: ended with status {command.returncode}", file=sys.stderr
+            )
 
 
 class _Metrics:
@@ -150,6 +199,9 @@ class _Metrics:
         self._rate = gauge("events_per_second", "Events that came in since the round before.")
         self._events = Counter(
             "penstock_lake_events", "Events that came in since the start.", registry=registry
+        )
+        self._failures = Counter(
+            "penstock_lake_failed_rounds", "Rounds that failed and are repeated.", registry=registry
         )
         self._started_s = time.monotonic()
         self._seen: int | None = None
@@ -192,6 +244,10 @@ class _Metrics:
     def end_round(self) -> None:
         """Begins the time over which the rate is measured anew."""
         self._round = self._seen or 0, time.monotonic()
+
+    def show_failure(self) -> None:
+        """Counts a round that failed."""
+        self._failures.inc()
 
     def show_verdict(self, verdict: "Verdict") -> None:
         """Updates the gauges of findings."""

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.backends.loop import Pending, Steps
-from penstock.backends.parts import divides_pull, execute_parts, pull_parts
+from penstock.backends.parts import execute_parts, needs_steps, pull_parts, run_pull
 from penstock.errors import (
     InvalidField,
     Overloaded,
@@ -189,8 +189,9 @@ def _get(
     (wait_ms,) = UINT.unpack(body)
     pull = _pull(server.name_of(queue)[0], count, wait_ms)
     try:
-        if count > server.service.pull_part_max:
-            reply = server.service.run(_pull_in_parts(server, connection, pull))
+        if needs_steps(server.service, pull):
+            steps = _pull_in_parts(server, connection, pull)
+            reply: Any = run_pull(server.service, pull, steps)
         else:
             reply = server.submit(pull)
     except PenstockError as error:
@@ -216,13 +217,11 @@ def _pull_in_parts(
     server: CarrotServer, connection: "CarrotConnection", pull: Pull
 ) -> Steps[list[Claim]]:
     """Executes a pull of many; the connection's later requests wait until it is done."""
-    if not divides_pull(server.service, pull):
-        claims: list[Claim] = yield pull
-        return claims
+    resume = connection.resume_requests
     try:
-        return (yield from pull_parts(server.service, pull, connection.hold_requests))
+        return (yield from pull_parts(server.service, pull, connection.hold_requests, resume))
     finally:
-        connection.resume_requests()
+        resume()
 
 
 def _wait(
@@ -318,7 +317,9 @@ def _acked_then_pulled(
         replies = yield from _in_parts(server, connection, _batches(deletes), taken)
     if any(isinstance(each, PenstockError) for each in replies):
         return replies, []
-    return replies, (yield from _pull_in_parts(server, connection, pull))
+    if needs_steps(server.service, pull):
+        return replies, (yield from _pull_in_parts(server, connection, pull))
+    return replies, (yield pull)
 
 
 def _finish_ack_and_get(

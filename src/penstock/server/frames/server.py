@@ -15,14 +15,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from penstock.backends.loop import LoopService, Pending, Steps
+from penstock.backends.loop import PAUSE, LoopService, Pending, Steps
 from penstock.backends.parts import (
     HistoryAnswer,
     bounded,
-    divides_pull,
     divides_redrive,
+    needs_steps,
     pull_parts,
     redrive_parts,
+    run_pull,
     take_pages,
     take_parts,
     takes_pages,
@@ -63,6 +64,8 @@ R = TypeVar("R")
 _decoder_of: Final = DECODE.get
 # Commands whose replies `encode_reply` makes into frames as they are.
 _PLAIN: Final = frozenset(KIND_OF.values()) - {PULL, BATCH, HISTORY, DESCRIBE_QUEUES}
+# A peek at more messages than this waits for a later turn of the event loop.
+_PEEKED_AT_ONCE: Final = 100
 
 
 class FrameServer(StreamServer):
@@ -175,20 +178,26 @@ class FrameServer(StreamServer):
             submit = self._submit
             return submit(command)
         within: Any = bounded(command, self._frame_bytes_max)
-        if divides_pull(self.service, within):
-            return self.service.run(self._pull_in_parts(connection, request, within))
+        if needs_steps(self.service, within):
+            steps = self._pull_in_parts(connection, request, within)
+            return run_pull(self.service, within, steps)
         return self._submit(within)
 
     def _pull_in_parts(
         self, connection: "FrameConnection", request: int, command: Pull
     ) -> Steps[list[Claim]]:
-        steps = pull_parts(self.service, command, connection.hold_requests)
+        steps = pull_parts(
+            self.service, command, connection.hold_requests, connection.resume_requests
+        )
         claims = yield from _in_order(connection, steps)
         connection.count_pulled(request, bodies_bytes(claims))
         return claims
 
     def _peek(self, connection: "FrameConnection", request: int, command: Peek) -> Any:
-        return self._submit(bounded(command, self._frame_bytes_max))
+        within: Any = bounded(command, self._frame_bytes_max)
+        if type(within.limit) is not int or within.limit <= _PEEKED_AT_ONCE:
+            return self._submit(within)
+        return self.service.run(_in_order(connection, _after_pause(connection, within)))
 
     def _redrive(self, connection: "FrameConnection", request: int, command: Redrive) -> Any:
         if not divides_redrive(self.service, command):
@@ -344,6 +353,13 @@ class FrameServer(StreamServer):
             "answers_waiting_for_disk": self.deferred,
             "housekeeping_error": None if error is None else f"{type(error).__name__}: {error}",
         }
+
+
+def _after_pause(connection: "FrameConnection", command: Peek) -> Steps[Any]:
+    """A peek at many messages: of many clients' that come at once, one is made in each turn."""
+    connection.hold_requests()
+    yield PAUSE
+    return (yield command)
 
 
 def _in_order(connection: "FrameConnection", steps: Steps[R]) -> Steps[R]:

@@ -15,6 +15,7 @@ WITH pushes AS (
   FROM life_events ASOF LEFT JOIN periods
     ON periods.queue = life_events.queue AND sequence >= from_sequence
   WHERE kind = 'Pushed' AND dedup_hash IS NOT NULL
+    AND coalesce(sequence < to_sequence, true)
   UNION ALL
   SELECT message, part_number, queue, pushed, pushed_ms, dedup_hash, group_hash, fifo,
     dedup_per_group, emptied_before

@@ -41,6 +41,7 @@ WITH judged AS (
     END AS "check"
   FROM states ASOF LEFT JOIN periods
     ON periods.queue = states.queue AND sequence >= from_sequence
+  WHERE coalesce(sequence < to_sequence, true)
 )
 SELECT "check", part_number, message, queue, sequence, at_ms,
   concat(kind, coalesce(' by claim ' || CAST(epoch AS varchar), ''), ' of a message that ',

@@ -18,4 +18,4 @@ SELECT message, part_number, folds.queue AS queue, term, events, pushed, claimed
     AND message NOT IN (SELECT message FROM ended_before), false) AS plain
 FROM folds ASOF LEFT JOIN periods
   ON periods.queue = folds.queue AND coalesce(deleted, claimed, pushed) >= from_sequence
-WHERE regular
+WHERE regular AND coalesce(coalesce(deleted, claimed, pushed) < to_sequence, true)

@@ -30,6 +30,7 @@ WITH moves AS (
     events, held, held_before, entry AS first_entry, entry AS last_entry,
     CAST(events = 1 AND sequence % {ENTRY_SPAN} = 0 AS int) AS entries
   FROM moves ASOF LEFT JOIN periods ON periods.queue = moves.queue AND sequence >= from_sequence
+  WHERE coalesce(sequence < to_sequence, true)
   UNION ALL
   SELECT part_number, queue, emptied_before, term, events, CAST(deleted IS NULL AS int), 0,
     pushed >> {INDEX_BITS}, coalesce(deleted, claimed, pushed) >> {INDEX_BITS},

@@ -12,6 +12,7 @@
 --   strict, fifo, dedup_per_group
 --                               as in `known_queues`
 --   created_entry               as in `known_queues`
+--   to_sequence                 where the next period begins
 WITH bounds AS (
   SELECT store, shard, queue, sequence, kind, has_settings FROM queue_changes
   UNION ALL
@@ -42,6 +43,8 @@ WITH bounds AS (
     PARTITION BY store, shard, queue ORDER BY from_sequence) AS before
   FROM described
 )
-SELECT * EXCLUDE (before) FROM compared
+SELECT * EXCLUDE (before), coalesce(lead(from_sequence) OVER (
+  PARTITION BY store, shard, queue ORDER BY from_sequence), {NO_LIMIT}) AS to_sequence
+FROM compared
 WHERE from_sequence = 0
   OR before IS DISTINCT FROM (last_emptied, emptied_before, settings_known, max_receives)

@@ -1,0 +1,90 @@
+"""Requests that take long, of all connections of a server: a few in each turn of the event loop.
+
+Thousands of clients may send a request at the same instant, and an event loop passes on the data of
+all of them in one turn. A request of another client that comes then would wait until all are
+answered. So requests that take long wait in lines, one for each kind of request. Each turn of the
+event loop serves them for about TURN_S, one of each kind after the other: a crowd of one kind does
+not delay the others. Requests that take little time are answered at once.
+
+How long a request will take is known from earlier ones of its kind: a kind is slow for SLOW_FOR_S
+after a request that took longer than SLOW_S.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final
+
+from penstock.server.request import Request
+
+SLOW_S: Final = 0.000_2
+SLOW_FOR_S: Final = 1.0
+TURN_S: Final = 0.005
+# All requests with more than this are of one kind.
+LARGE_BYTES: Final = 16 * 1024
+# A client can invent kinds.
+KINDS_MAX: Final = 256
+
+
+def kind_of(request: Request) -> str:
+    """Requests of one kind take about as long as each other."""
+    if len(request.body) > LARGE_BYTES:
+        return "large"
+    target = request.headers.get("x-amz-target")
+    if target is not None:
+        return target
+    return "form" if request.body or request.query else request.path
+
+
+class Turns:
+    """The kinds of requests that take long, and the lines of those that wait."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        # By kind: until when it is slow.
+        self._slow_until_s: dict[str, float] = {}
+        # By kind, the one that is served next first; none is empty.
+        self._lines: dict[str, deque[Callable[[], None]]] = {}
+        self._is_planned = False
+
+    def is_slow(self, request: Request) -> bool:
+        """Whether a request is to wait in a line."""
+        known = self._slow_until_s
+        return bool(known) and known.get(kind_of(request), 0.0) > perf_counter()
+
+    def perform(self, execute: Callable[[Request], None], request: Request) -> None:
+        """Executes a request, and learns from it how long its kind takes."""
+        began_s = perf_counter()
+        execute(request)
+        now_s = perf_counter()
+        if now_s - began_s > SLOW_S:
+            known = self._slow_until_s
+            if len(known) >= KINDS_MAX:
+                known.clear()
+            known[kind_of(request)] = now_s + SLOW_FOR_S
+
+    def add(self, request: Request, begin: Callable[[], None]) -> None:
+        """Adds to the line of the request's kind a function that begins it."""
+        self._lines.setdefault(kind_of(request), deque()).append(begin)
+        self._plan()
+
+    def _plan(self) -> None:
+        if not self._is_planned:
+            self._is_planned = True
+            self._loop.call_soon(self._serve)
+
+    def _serve(self) -> None:
+        self._is_planned = False
+        lines = self._lines
+        until_s = perf_counter() + TURN_S
+        while lines:
+            kind = next(iter(lines))
+            line = lines.pop(kind)
+            begin = line.popleft()
+            if line:
+                lines[kind] = line
+            begin()
+            if lines and perf_counter() > until_s:
+                self._plan()
+                return

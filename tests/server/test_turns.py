@@ -1,0 +1,99 @@
+"""Row 20: many requests at one instant are served in many turns of the event loop."""
+
+import asyncio
+import itertools
+import time
+
+from penstock.backends.paused import PausedWork
+from penstock.server.request import Request
+from penstock.server.turns import KINDS_MAX, SLOW_S, TURN_S, Turns
+
+
+def request(target, body=b""):
+    return Request("POST", "/", "", {"x-amz-target": target}, body)
+
+
+def take_long(_=None):
+    until_s = time.perf_counter() + 2 * SLOW_S
+    while time.perf_counter() < until_s:
+        pass
+
+
+def take_a_turn():
+    until_s = time.perf_counter() + TURN_S
+    while time.perf_counter() <= until_s:
+        pass
+
+
+def test_a_kind_of_request_is_slow_after_one_that_took_long():
+    async def run():
+        turns = Turns(asyncio.get_running_loop())
+        assert not turns.is_slow(request("List"))
+        turns.perform(take_long, request("List"))
+        assert turns.is_slow(request("List"))
+        assert not turns.is_slow(request("Send"))
+        # However many kinds clients invent, few are remembered.
+        for number in range(KINDS_MAX):
+            turns.perform(take_long, request(str(number)))
+        assert not turns.is_slow(request("List"))
+        assert turns.is_slow(request(str(KINDS_MAX - 1)))
+
+    asyncio.run(run())
+
+
+def test_large_requests_are_of_one_kind_whatever_they_are_named():
+    async def run():
+        turns = Turns(asyncio.get_running_loop())
+        turns.perform(take_long, request("a", bytes(20_000)))
+        assert turns.is_slow(request("b", bytes(20_000)))
+        assert not turns.is_slow(request("a"))
+
+    asyncio.run(run())
+
+
+def test_a_crowd_of_one_kind_does_not_delay_another_kind_and_other_callbacks():
+    async def run():
+        loop = asyncio.get_running_loop()
+        turns = Turns(loop)
+        done: list[object] = []
+
+        def begin(name):
+            done.append(name)
+            take_a_turn()
+
+        for _ in range(5):
+            turns.add(request("List"), lambda: begin("List"))
+        turns.add(request("Send"), lambda: begin("Send"))
+        for turn in range(8):
+            await asyncio.sleep(0)
+            done.append(turn)
+        return done
+
+    # One of these takes a turn's time.
+    done = asyncio.run(run())
+    named = [each for each in done if type(each) is str]
+    assert named == ["List", "Send", *["List"] * 4]
+    assert not any(type(a) is str and type(b) is str for a, b in itertools.pairwise(done))
+
+
+def test_one_piece_of_paused_work_continues_in_each_turn_even_if_one_fails():
+    async def run():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+        paused = PausedWork(loop)
+        done: list[object] = []
+
+        def fail():
+            raise ValueError
+
+        paused.add(done.append, "a")
+        paused.add(fail)
+        paused.add(done.append, "b")
+        waits = asyncio.ensure_future(paused.wait())
+        for turn in range(5):
+            await asyncio.sleep(0)
+            done.append(turn)
+        await waits
+        return done
+
+    assert asyncio.run(run()) == ["a", 0, 1, "b", 2, 3, 4]
