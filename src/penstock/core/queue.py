@@ -24,6 +24,7 @@ from penstock.core.delivery import (
     DELAYED,
     GONE,
     IN_FLIGHT,
+    PLACE_SIZE_MASK,
     VISIBLE,
     Arrivals,
     Delivery,
@@ -48,6 +49,7 @@ from penstock.core.events import (
     Pushed,
     Released,
 )
+from penstock.core.pieces import PIECE_MAX, ByNumber, divided, newest_of
 from penstock.core.receipts import Ticket
 from penstock.core.retention import Retention
 from penstock.core.visible import FifoOrder, StandardOrder
@@ -108,7 +110,7 @@ class QueueState:
         self.created_at_ms = created_at_ms
         self.configured_at_ms = created_at_ms
         # In order of arrival, which is also the order in which retention ends them.
-        self.deliveries: dict[int, Delivery] = {}
+        self.deliveries: ByNumber[Delivery] = {}
         self.order: StandardOrder | FifoOrder = self._empty_order()
         self.in_flight = 0
         self.delayed = 0
@@ -276,7 +278,10 @@ class QueueState:
         if event.dedup_id is not None:
             key = self.dedup_key(event.dedup_id, event.group)
             self.dedups.remember(key, number, event.at_ms)
-        self.deliveries[number] = delivery
+        deliveries = self.deliveries
+        deliveries[number] = delivery
+        if len(deliveries) > PIECE_MAX:
+            self.deliveries = divided(deliveries)
         self.order.join(delivery)
         self.stored_bytes += event.size_bytes
         if event.expires_at_ms:
@@ -441,10 +446,9 @@ class QueueState:
         delivery.state = GONE
         self.in_flight -= 1
         content = delivery.content
-        if type(content) is Pushed:
-            self.stored_bytes -= content.size_bytes
-        else:
-            self.stored_bytes -= size_bytes(delivery)
+        self.stored_bytes -= (
+            content & PLACE_SIZE_MASK if isinstance(content, int) else content.size_bytes
+        )
         if delivery.expires_at_ms:
             self.expiries.discard(delivery.expires_at_ms, delivery)
         if delivery.group is not None:
@@ -501,6 +505,7 @@ class QueueState:
 
     def _admit(self, delivery: Delivery) -> None:
         self.deliveries[delivery.number] = delivery
+        self.deliveries = divided(self.deliveries)
         self.order.join(delivery)
         self.stored_bytes += size_bytes(delivery)
 
@@ -543,7 +548,8 @@ class QueueState:
     def restored(self, deliveries: list[Delivery]) -> None:
         """Adds the messages of a snapshot, in order of rank."""
         self._has_all_releases = False
-        self.deliveries.update({each.number: each for each in deliveries})
+        newest_of(self.deliveries).update({each.number: each for each in deliveries})
+        self.deliveries = divided(self.deliveries)
         self.stored_bytes += sum(map(size_bytes, deliveries))
         for delivery in deliveries:
             self.order.join(delivery)
@@ -553,7 +559,9 @@ class QueueState:
     def arrived(self, arrivals: Arrivals) -> None:
         """Adds plain messages to a standard queue, in order, without a loop over them."""
         assert isinstance(self.order, StandardOrder)
-        self.deliveries.update(zip(arrivals.numbers, arrivals.deliveries, strict=True))
+        newest = newest_of(self.deliveries)
+        newest.update(zip(arrivals.numbers, arrivals.deliveries, strict=True))
+        self.deliveries = divided(self.deliveries)
         self.stored_bytes += arrivals.size_bytes
         self.order.join_plain(arrivals.deliveries)
         if self.retention.noted_ms == NEVER_MS:

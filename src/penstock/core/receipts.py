@@ -99,7 +99,10 @@ class Receipts:
     def text(self, ticket: Ticket) -> str:
         """The receipt of one claim; the same claim always has the same one."""
         fields = _SIGNED_FIELDS.pack(ticket.queue, ticket.number, ticket.epoch)
-        text = (fields + self._sign(fields)).hex()
+        # The same as `_sign`, repeated for speed.
+        mac = self._mac.copy()
+        mac.update(fields)
+        text = (fields + mac.digest()).hex()
         issued = self._issued
         if len(issued) >= _ISSUED_MAX:
             issued.clear()

@@ -46,6 +46,7 @@ from penstock.core.events import (
     QueueStated,
     Released,
 )
+from penstock.core.pieces import NumberPieces
 from penstock.core.queue import QueueState
 from penstock.core.receipts import Ticket
 from penstock.core.runs import Run
@@ -134,7 +135,7 @@ class ShardState:
         self.departed = Outbox()
         # While a snapshot is being taken: the messages that moved, each with the number of the
         # queue it was in first and of the one it is in now.
-        self.moves: dict[int, tuple[int, int]] | None = None
+        self.moves: NumberPieces[tuple[int, int]] | None = None
         self.alarm = Alarm()
         self.discards = Discards(self.alarm)
         self._apply: dict[type, Callable[[Any], object]] = {
@@ -414,7 +415,7 @@ class ShardState:
         """Messages that are owed to other shards, those that departed first before others."""
         return self.departed.owed(self.number, limit)
 
-    def deliveries_in(self, queue: int) -> dict[int, Delivery]:
+    def deliveries_in(self, queue: int) -> Mapping[int, Delivery]:
         """The messages of a queue, or of the outbox, by number; none if there is no such queue."""
         if queue == OUTBOX:
             return self.departed.deliveries
@@ -491,9 +492,10 @@ class ShardState:
         target.moved_in(event, old)
 
     def _note_move(self, event: Moved | Departed, to: int) -> None:
-        if self.moves is not None:
-            origin, _ = self.moves.get(event.number, (event.queue, 0))
-            self.moves[event.number] = (origin, to)
+        moves = self.moves
+        if moves is not None:
+            origin, _ = moves.get(event.number, (event.queue, 0))
+            moves[event.number] = (origin, to)
 
     def _departed(self, event: Departed) -> None:
         self._note_move(event, OUTBOX)

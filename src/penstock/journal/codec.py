@@ -106,7 +106,6 @@ _WITH_CONTENT: Final = frozenset({_PUSHED, _CARRIED})
 _pack_deleted = struct.Struct("<IIQQ16xI12xI4x").pack
 _pack_claimed = struct.Struct("<IIQQQ8xI12xI4x").pack
 _pack_pushed = struct.Struct("<HxxIQQQQ4xI8xII").pack
-_ONE_EVENT: Final = BLOCK.pack(1, 0, 0)
 _pack_event = EVENT.pack
 # One field of all headers: a slice of the block as an array of integers of the field's size.
 _NUMBER_AT: Final = 8
@@ -162,12 +161,12 @@ def encode(
     end = BLOCK_BYTES + EVENT_BYTES * len(events)
     if _CLAIMS_AND_DELETES.issuperset(map(type, events)):
         # Mostly none of many claims and deletes has a payload: "payload at" then only decreases.
-        headers += map(_pack_plain, events, range(end - at, 0, -EVENT_BYTES))
+        headers += map(pack_plain, events, range(end - at, 0, -EVENT_BYTES))
         if all(headers):
             return b"".join(headers), messages
         del headers[1:]
     for event in events:
-        header = _pack_plain(event, end - at)
+        header = pack_plain(event, end - at)
         if header:
             payload = event.body if type(event) is Pushed else b""
         else:
@@ -230,17 +229,11 @@ def block_header(count: int, shard: int, term: int) -> bytes:
     return BLOCK.pack(count, shard, term)
 
 
-def encode_one(event: AnyEvent, head: bytes = _ONE_EVENT) -> bytes:
-    """The block of one event, if it is plain; empty if not. The caller appends a message's body.
+def pack_plain(event: AnyEvent, payload_at: int) -> bytes:
+    """The header of an event of the commonest kinds that has no payload but a body; else empty.
 
-    `head` is the `block_header` of one event. The bytes are those that `encode` makes.
+    The bytes are those that `encode` makes.
     """
-    header = _pack_plain(event, EVENT_BYTES)
-    return header and head + header
-
-
-def _pack_plain(event: AnyEvent, payload_at: int) -> bytes:
-    """The header of an event of the commonest kinds that has no payload but a body; else empty."""
     # A `cast` would be a call; mypy narrows the type by `type(event) is`.
     if type(event) is Deleted:
         return _pack_deleted(

@@ -79,7 +79,6 @@ class FileJournal:
         self.shard = shard
         self.term = term
         self._one_event = codec.block_header(1, shard, term)
-        self._append_data = segments.append_data
         # `make_room` decides before a command who may use the reserve, not the append.
         segments.reserve_bytes = 0
         # Called once when the stream passes `growth_limit`, and when there is no room; upkeep sets
@@ -107,26 +106,30 @@ class FileJournal:
 
     def append(self, events: Sequence[AnyEvent]) -> tuple[int, Sequence[int]]:
         # Most commands append one plain event, which is written without being copied together.
-        event = events[0] if len(events) == 1 else None
-        block = b"" if event is None else codec.encode_one(event, self._one_event)
-        body = b""
+        event: AnyEvent | None = None
+        header = body = b""
         messages: Sequence[tuple[int, int]] = ()
-        if not block:
-            event = None
-            if type(events) is Run:
-                block = codec.encode_run(events, self.shard, self.term)
-            else:
-                block, messages = codec.encode(events, self.shard, self.term)
-        elif type(event) is Pushed:
-            body = event.body
+        if len(events) == 1:
+            event = events[0]
+            header = codec.pack_plain(event, codec.EVENT_BYTES)
+        if header:
+            block = self._one_event + header
+            if type(event) is Pushed:
+                body = event.body
+        elif type(events) is Run:
+            block = codec.encode_run(events, self.shard, self.term)
+        else:
+            block, messages = codec.encode(events, self.shard, self.term)
         # Room was made before the command was decided: what is left may be used to the last byte.
-        sequence, data_offset = self._append_data(block, body, codec.VERSION, True)
+        sequence, data_offset = self.segments.append_data(block, body, codec.VERSION, True)
         self._room.end_offset = data_offset + len(block) + len(body)
         if self._answers_before_sync:
             self.durable_sequence = sequence
         if data_offset > self._next_mark:
             self._mark(data_offset)
-        if type(event) is Pushed:
+        if header:
+            if type(event) is not Pushed:
+                return sequence, ()
             size = event.size_bytes
             place = pack_place(data_offset + _BLOCK_BYTES, size)
             if size <= _RECENT_BYTES_MAX:

@@ -56,7 +56,13 @@ class RoomBudget:
         if self.end_offset <= self._ample_until:
             # The fast path: a command that needs little, while there is much room.
             if type(command) is Push:
-                if _is_small(command):
+                body = command.body
+                if (
+                    command.attributes is None
+                    and command.context is None
+                    and type(body) is bytes
+                    and len(body) <= _SMALL_BODY_BYTES_MAX
+                ):
                     return
             elif type(command) is Delete or (type(command) is Pull and command.limit == 1):
                 return
@@ -150,9 +156,3 @@ def _message_bytes(push: Push) -> int:
     if push.attributes is not None or push.context is not None:
         size += 8 * len(repr((push.attributes, push.context)))
     return size
-
-
-def _is_small(push: Push) -> bool:
-    if push.attributes is not None or push.context is not None:
-        return False
-    return type(push.body) is bytes and len(push.body) <= _SMALL_BODY_BYTES_MAX

@@ -96,6 +96,13 @@ class StreamServer:
             self._flush_is_planned = True
             self.loop.call_soon(self.flush)
 
+    def flush_deferred(self) -> None:
+        """Sends the answers to requests that were deferred: at once if no other is deferred."""
+        if self.deferred:
+            self.plan_flush()
+        else:
+            self.flush()
+
     def flush(self) -> None:
         """Sends all queued answers; to be called after answers were made."""
         self._flush_is_planned = False
@@ -201,6 +208,36 @@ class StreamConnection(asyncio.Protocol):
 
     A subclass adds `data_received`, and the bytes to send when a wait or the connection ends.
     """
+
+    # Attributes beyond the thirtieth of an object without slots make all of them slower to read.
+    __slots__ = (
+        "_backlog_bytes",
+        "_backlog_is_planned",
+        "_deferred_bytes",
+        "_deferred_max",
+        "_is_counted",
+        "_is_held",
+        "_out",
+        "_out_bytes",
+        "_reading_paused",
+        "_standstill",
+        "_standstill_s",
+        "_stream",
+        "_unsent_bytes",
+        "_unsent_bytes_max",
+        "_written_bytes",
+        "claiming",
+        "deferred",
+        "ending",
+        "held_bytes",
+        "ignores_requests",
+        "is_gone",
+        "reserved_bytes",
+        "since_s",
+        "transport",
+        "waits",
+        "writing_paused",
+    )
 
     def __init__(self, server: StreamServer) -> None:
         # By request: pulls that wait for a message, and pulls whose claims are not durable yet.

@@ -240,7 +240,7 @@ class RandomStore:
         """Does what a router does for departed messages, but does not confirm every arrival."""
         for owed, push in self.engine.departures(limit):
             number = owed.delivery.number
-            assert push.body == self.bodies[self.engine._show_id(number)]
+            assert push.body == self.bodies[self.engine._ids.show(number)]
             if self.rng.random() < 0.7:
                 assert self.engine.arrived(number, owed.delivery.epoch)
                 self.done["arrival"] += 1

@@ -193,6 +193,39 @@ def test_one_notification_of_the_journal_answers_all_commands_of_one_turn_of_the
     on_loop(check, journal)
 
 
+def test_a_lone_command_asks_for_its_sync_at_once_and_commands_after_shared_ones_wait_a_turn():
+    journal = HeldJournal()
+
+    async def sync():
+        journal.sync()
+        await turns()
+
+    async def check(service, clock):
+        await sync()
+        lone = collect(service.submit(Push("q", b"lone")))
+        assert len(journal.notices) == 1
+        others = [collect(service.submit(Push("q", b"x"))) for _ in range(3)]
+        await turns()
+        assert len(journal.notices) == 1
+        journal.durable_sequence = journal.appended - 3
+        journal.call_notices()
+        await turns()
+        assert len(lone) == 1
+        assert others == [[], [], []]
+        assert len(journal.notices) == 1
+        await sync()
+        assert [len(each) for each in others] == [1, 1, 1]
+        # The last notification served three: these share theirs.
+        both = [collect(service.submit(Push("q", b"y"))) for _ in range(2)]
+        assert journal.notices == []
+        await turns()
+        assert len(journal.notices) == 1
+        await sync()
+        assert [len(each) for each in both] == [1, 1]
+
+    on_loop(check, journal)
+
+
 def test_replies_that_wait_for_a_failed_disk_fail_after_the_listeners_were_called():
     journal = HeldJournal()
 

@@ -130,16 +130,10 @@ class Engine:
         self.journal: Journal = journal or MemoryJournal()
         self._now_ms = self.clock.now_ms
         self._alarm = self.shard.alarm
-        # Bound once: every push and pull needs them.
-        self._shard_push = self.shard.push
-        self._shard_pull = self.shard.pull
-        self._journal_append = self.journal.append
-        self._journal_load = self.journal.load
         # If the journal keeps nothing and no pull waits, events are dropped once applied.
         self._is_volatile = self.journal.keeps_nothing
         self._make_room = None if self._is_volatile else self.journal.make_room
         self._ids = MessageIds(identity or secrets.token_bytes(IDENTITY_BYTES))
-        self._show_id = self._ids.show
         self._receipts = Receipts(key or secrets.token_bytes(KEY_BYTES))
         self._line = WaitingLine(self._alarm, self._pull_now, self._has_visible)
         # The line's own dict: every command tests whether it is empty.
@@ -186,9 +180,10 @@ class Engine:
             handler = self._handlers[type(command)]
         except KeyError:
             self._refuse(command)
-        if self._make_room is not None:
-            self._make_room(command)
-        now_ms = self._now_ms()
+        make_room, read_clock = self._make_room, self._now_ms
+        if make_room is not None:
+            make_room(command)
+        now_ms = read_clock()
         try:
             if now_ms >= self._alarm.next_ms:
                 self._settle(now_ms, command)
@@ -230,7 +225,7 @@ class Engine:
         events = self._events
         self._events = []
         try:
-            sequence, places = self._journal_append(events)
+            sequence, places = self.journal.append(events)
         except PenstockError as error:
             # The state has changes that are not in the journal: no more answers from it.
             self._fail(error)
@@ -276,19 +271,19 @@ class Engine:
     # Messages.
 
     def _push(self, command: Push, now_ms: int) -> PushReply:
-        decided = self._shard_push(command, now_ms)
+        decided = self.shard.push(command, now_ms)
         if isinstance(decided, int):
-            return PushReply(self._show_id(decided), decided, True)
+            return PushReply(self._ids.show(decided), decided, True)
         self._events.append(decided)
         number = decided.number
-        return PushReply(self._show_id(number), number, False)
+        return PushReply(self._ids.show(number), number, False)
 
     def _pull(self, command: Pull, now_ms: int) -> list[Claim]:
         if command.wait_ms is not None:
             check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
         if self._load is None:
             # Without a journal to read them from, messages hold their content themselves.
-            held = self._shard_pull(command, now_ms, self._events)
+            held = self.shard.pull(command, now_ms, self._events)
             if command.attempt_id is not None and held and not self._events:
                 self._repeat(command, held, now_ms)
             name = command.queue
@@ -296,31 +291,31 @@ class Engine:
                 return [self._claim(held[0], name, held[0].content)]
             return [self._claim(each, name, each.content) for each in held]
         claims: list[Claim] = []
-        while not claims and len(self._events) <= SETTLE_MAX:
-            self._loaded = []
-            deliveries = self._shard_pull(command, now_ms, self._events, self._load)
-            if not deliveries:
-                break
-            if command.attempt_id is not None and not self._events:
+        while True:
+            loaded: list[Pushed | None] = []
+            self._loaded = loaded
+            deliveries = self.shard.pull(command, now_ms, self._events, self._load)
+            if command.attempt_id is not None and deliveries and not self._events:
                 self._repeat(command, deliveries, now_ms)
-            if len(deliveries) == 1 and self._loaded[0] is not None:
-                return [self._claim(deliveries[0], command.queue, self._loaded[0])]
-            for delivery, content in zip(deliveries, self._loaded, strict=True):
+            if len(deliveries) == 1 and loaded[0] is not None:
+                return [self._claim(deliveries[0], command.queue, loaded[0])]
+            for delivery, content in zip(deliveries, loaded, strict=True):
                 if content is None:
                     self._commit(Lost(now_ms, delivery.queue, delivery.number, delivery.epoch))
                 else:
                     claims.append(self._claim(delivery, command.queue, content))
-            if command.attempt_id is not None:
-                break
-            # If all of them were damaged, the loop pulls the messages behind them.
-        return claims
+            if claims or not deliveries or command.attempt_id is not None:
+                return claims
+            # All of them were damaged: the loop pulls the messages behind them.
+            if len(self._events) > SETTLE_MAX:
+                return claims
 
     def _load_content(self, delivery: Delivery) -> None:
         """Reads a message that is about to be claimed. Raises what the journal raises."""
         content: Content | None = delivery.content
         if isinstance(content, int):
             try:
-                content = self._journal_load(content)
+                content = self.journal.load(content)
             except CorruptEntry:
                 content = None
         self._loaded.append(content)
@@ -577,7 +572,7 @@ class Engine:
             delivery = owed.delivery
             try:
                 content = delivery.content
-                pushed = self._journal_load(content) if isinstance(content, int) else content
+                pushed = self.journal.load(content) if isinstance(content, int) else content
             except CorruptEntry:
                 now_ms = self.clock.now_ms()
                 self._end_departure(Lost(now_ms, owed.source, delivery.number, delivery.epoch))

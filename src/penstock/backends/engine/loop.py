@@ -76,6 +76,8 @@ class LoopEngine:
         self._deferred: deque[EngineReply] = deque()
         self._wanted_sequence = 0
         self._notice_is_due = False
+        # Whether the last notification served more than one reply.
+        self._shares_syncs = False
         # Pulls whose wait has ended since the last turn of the event loop.
         self._woken: list[EngineReply] = []
         # Claims that could not be delivered and are still to be released.
@@ -94,7 +96,7 @@ class LoopEngine:
 
     def submit(self, command: Command[R]) -> R | Pending:
         try:
-            reply = self._submit(command)
+            reply = self.engine.submit(command)
         except InFlightLimit:
             if not self._may_wait(command):
                 raise
@@ -102,7 +104,7 @@ class LoopEngine:
         except Exception:
             self._check_failed()
             raise
-        if type(command) is Pull and not reply:
+        if not reply and type(command) is Pull:
             return self._wait(command, None) or reply
         sequence = self.engine.answer_sequence
         if sequence > self._journal.durable_sequence:
@@ -113,8 +115,8 @@ class LoopEngine:
             self._deferred.append(pending)
             if sequence > self._wanted_sequence:
                 self._wanted_sequence = sequence
-                if not self._turn_is_planned:
-                    self._plan_turn()
+                if not self._turn_is_planned and not self._notice_is_due:
+                    self._plan_notice()
             return pending
         return reply
 
@@ -445,8 +447,15 @@ class LoopEngine:
         self._deferred.append(pending)
         if sequence > self._wanted_sequence:
             self._wanted_sequence = sequence
+            self._plan_notice()
+
+    def _plan_notice(self) -> None:
+        if self._shares_syncs:
             # In the next turn: all requests that are read in this one share the sync.
             self._plan_turn()
+        elif not self._notice_is_due:
+            # Mostly there is one request at a time: a turn of the event loop is saved.
+            self._ask_for_notice()
 
     def _plan_turn(self) -> None:
         if not self._turn_is_planned:
@@ -496,11 +505,15 @@ class LoopEngine:
         """Calls back with the deferred replies whose changes are durable by now."""
         durable = self._journal.durable_sequence
         deferred = self._deferred
+        answered = 0
         while deferred and deferred[0].sequence <= durable:
             pending = deferred.popleft()
+            answered += 1
             done, pending.done = pending.done, None
             if done is not None:
                 done(pending.reply, None)
+        if answered:
+            self._shares_syncs = answered > 1
 
     # Ending.
 

@@ -23,6 +23,7 @@ from typing import Final, TypeVar
 from penstock.backends.engine.engine import Engine
 from penstock.core.delivery import OUTBOX, Delivery, size_bytes
 from penstock.core.events import AnyEvent, Carried, QueueStated
+from penstock.core.pieces import NumberPieces
 from penstock.core.queue import QueueState
 from penstock.errors import CorruptEntry, PenstockError, StoreFull
 from penstock.journal import StoredJournal, readers
@@ -265,7 +266,7 @@ class Upkeep:
     ) -> tuple[Outline, dict[int, Sequence[int]], dict[int, tuple[int, int]]]:
         """The outline; of each queue, the numbers of its messages and the span of its dedup ids."""
         shard = self._engine.shard
-        shard.moves = {}
+        shard.moves = NumberPieces({})
         outline = Outline(
             self._journal.end_position,
             self._engine.clock.now_ms(),

@@ -58,6 +58,20 @@ _SINGLE: Final = 0
 class CarrotConnection(StreamConnection):
     """One client of the broker."""
 
+    __slots__ = (
+        "_backlog",
+        "_buffer",
+        "_is_admitted",
+        "_last_key",
+        "_server",
+        "_session",
+        "_single",
+        "_timer",
+        "_verdict",
+        "held",
+        "last_tag",
+    )
+
     def __init__(self, server: CarrotServer) -> None:
         super().__init__(server)
         # The claims whose messages were sent, by tag.

@@ -29,6 +29,16 @@ _TURN_MAX: Final = 1_000
 class FrameConnection(StreamConnection):
     """One client of the frame server."""
 
+    __slots__ = (
+        "_backlog",
+        "_decoder",
+        "_is_welcome",
+        "_refuse",
+        "_server",
+        "_token",
+        "pulled_bytes",
+    )
+
     def __init__(
         self,
         server: FrameServer,
@@ -119,8 +129,7 @@ class FrameConnection(StreamConnection):
 
     def uncount_pulled(self, request: int) -> None:
         """Ends what `count_pulled` has begun."""
-        if self.pulled_bytes:
-            self.count_deferred(0, -self.pulled_bytes.pop(request, 0))
+        self.count_deferred(0, -self.pulled_bytes.pop(request, 0))
 
     def _refuse_rest(self) -> None:
         """Ends the connection if its bytes are no frames from here on, and all before is taken."""

@@ -61,6 +61,9 @@ if TYPE_CHECKING:
     from penstock.server.frames.connection import FrameConnection
 
 R = TypeVar("R")
+_decoder_of: Final = DECODE.get
+# Commands whose replies `encode_reply` makes into frames as they are.
+_PLAIN: Final = frozenset(KIND_OF.values()) - {PULL, BATCH, HISTORY, DESCRIBE_QUEUES}
 # A peek at more messages than this waits for a later turn of the event loop.
 _PEEKED_AT_ONCE: Final = 100
 
@@ -85,6 +88,7 @@ class FrameServer(StreamServer):
     ) -> None:
         super().__init__(service, limits, failed, faults)
         self._submit = service.submit
+        self._frame_bytes_max = self.limits.frame_bytes_max
         # Commands that may be long: the functions also get the connection and the request's number.
         self._submit_by_kind: dict[int, Callable[[FrameConnection, int, Any], Any]] = {
             PULL: self._pull,
@@ -114,7 +118,7 @@ class FrameServer(StreamServer):
             reason = "a request needs a number of 1 or more"
             self._refuse(connection, kind, 0, ProtocolError(reason))
             return
-        decode = DECODE.get(kind)
+        decode = _decoder_of(kind)
         if decode is None:
             self._take_other(connection, kind, request, body)
             return
@@ -125,11 +129,12 @@ class FrameServer(StreamServer):
                 reply: Any = self.service.run(take_parts(kind, request, parts))
             else:
                 command = decode(body)
-                submit = self._submit_by_kind.get(kind)
-                if submit is None:
-                    reply = self._submit(command)
+                submit_long = self._submit_by_kind.get(kind)
+                if submit_long is None:
+                    submit = self._submit
+                    reply = submit(command)
                 else:
-                    reply = submit(connection, request, command)
+                    reply = submit_long(connection, request, command)
         except PenstockError as error:
             self._refuse(connection, kind, request, error)
             return
@@ -140,7 +145,14 @@ class FrameServer(StreamServer):
                 self._refuse(connection, kind, request, command_fault(kind, fault))
             return
         if not isinstance(reply, Pending):
-            self._answer(connection, kind, request, command, reply)
+            if kind in _PLAIN:
+                # The same as `_answer`, with fewer calls.
+                self._answered[kind] += 1
+                connection.send(encode_reply(request, reply))
+            elif kind == PULL:
+                self._send_claims(connection, request, reply)
+            else:
+                self._answer(connection, kind, request, command, reply)
         elif reply.waits:
             self._wait(connection, request, reply)
         else:
@@ -162,7 +174,10 @@ class FrameServer(StreamServer):
     # Commands that may be long.
 
     def _pull(self, connection: "FrameConnection", request: int, command: Pull) -> Any:
-        within: Any = bounded(command, self.limits.frame_bytes_max)
+        if command.limit == 1:
+            submit = self._submit
+            return submit(command)
+        within: Any = bounded(command, self._frame_bytes_max)
         if needs_steps(self.service, within):
             steps = self._pull_in_parts(connection, request, within)
             return run_pull(self.service, within, steps)
@@ -179,7 +194,7 @@ class FrameServer(StreamServer):
         return claims
 
     def _peek(self, connection: "FrameConnection", request: int, command: Peek) -> Any:
-        within: Any = bounded(command, self.limits.frame_bytes_max)
+        within: Any = bounded(command, self._frame_bytes_max)
         if type(within.limit) is not int or within.limit <= _PEEKED_AT_ONCE:
             return self._submit(within)
         return self.service.run(_in_order(connection, _after_pause(connection, within)))
@@ -191,14 +206,14 @@ class FrameServer(StreamServer):
         return self.service.run(_in_order(connection, steps))
 
     def _history(self, connection: "FrameConnection", request: int, command: History) -> Any:
-        return self.service.history(command, HistoryAnswer(request, self.limits.frame_bytes_max))
+        return self.service.history(command, HistoryAnswer(request, self._frame_bytes_max))
 
     def _describe_queues(
         self, connection: "FrameConnection", request: int, command: DescribeQueues
     ) -> Any:
         if not takes_pages(command):
             return self._submit(command)
-        return self.service.run(take_pages(request, command, self.limits.frame_bytes_max))
+        return self.service.run(take_pages(request, command, self._frame_bytes_max))
 
     def _refuse(
         self, connection: "FrameConnection", kind: int, request: int, error: PenstockError
@@ -213,10 +228,7 @@ class FrameServer(StreamServer):
     def _answer(
         self, connection: "FrameConnection", kind: int, request: int, command: Any, reply: Any
     ) -> None:
-        """Sends a reply that is durable."""
-        if kind == PULL:
-            self._send_claims(connection, request, reply)
-            return
+        """Sends a reply, to anything but a pull, that is durable."""
         self._answered[kind] += 1
         if type(reply) is bytes:
             # The frame of an answer that was made in parts.
@@ -231,16 +243,17 @@ class FrameServer(StreamServer):
     def _send_claims(
         self, connection: "FrameConnection", request: int, claims: list[Claim]
     ) -> None:
-        connection.uncount_pulled(request)
+        if connection.pulled_bytes:
+            connection.uncount_pulled(request)
         answer = encode_claims(request, claims)
-        if len(answer) <= self.limits.frame_bytes_max:
+        if len(answer) <= self._frame_bytes_max:
             self._answered[PULL] += 1
         else:
             # The first message is returned whatever its size, so its row may be too large.
             self.service.abandon(claims)
             error = UnavailableError(
                 f"the claims take {len(answer)} bytes and a frame at most "
-                f"{self.limits.frame_bytes_max}; pull fewer at a time"
+                f"{self._frame_bytes_max}; pull fewer at a time"
             )
             self._counts.refuse(PULL, error)
             answer = encode_error(request, error)
@@ -279,11 +292,13 @@ class FrameServer(StreamServer):
         if kind == PULL:
             connection.claiming.pop(request, None)
         if not connection.is_gone:
-            if error is None:
-                self._answer(connection, kind, request, command, reply)
-            else:
+            if error is not None:
                 self._refuse_later(connection, kind, request, error)
-        self.plan_flush()
+            elif kind == PULL:
+                self._send_claims(connection, request, reply)
+            else:
+                self._answer(connection, kind, request, command, reply)
+        self.flush_deferred()
 
     def _refuse_later(
         self, connection: "FrameConnection", kind: int, request: int, error: Exception

@@ -151,6 +151,8 @@ async def open_listener(
 
 
 class _TcpConnection(FrameConnection):
+    __slots__ = ()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         prepare_tcp(transport)
         super().connection_made(transport)

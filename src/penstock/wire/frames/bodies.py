@@ -60,7 +60,6 @@ from penstock.wire.frames.frames import (
     BATCH,
     BULK_PUSH,
     FRAME_BYTES_MAX,
-    HEADER,
     KIND_OF,
     PUSH,
     REPLY,
@@ -68,6 +67,7 @@ from penstock.wire.frames.frames import (
     Body,
     encode_body,
     error_from,
+    pack_header,
 )
 
 _BY_RECEIPT: Final = frozenset({KIND_OF[Delete], KIND_OF[Extend], KIND_OF[Release]})
@@ -299,7 +299,7 @@ def encode_command(
         raise InvalidField(f"body: expected bytes, got {given}")
     if len(body) > SMALL_BYTES:
         _check_size(kind, len(body), frame_bytes_max)
-    return HEADER.pack(len(body), kind, request) + body
+    return pack_header(len(body), kind, request) + body
 
 
 def _check_size(kind: int, size: int, frame_bytes_max: int) -> None:
@@ -372,7 +372,7 @@ _decode_wire_replies: Final = msgspec.msgpack.Decoder(
 def encode_reply(request: int, reply: Any) -> bytes:
     """The frame of a reply to anything but a pull."""
     body = encode_body(reply)
-    return HEADER.pack(len(body), REPLY, request) + body
+    return pack_header(len(body), REPLY, request) + body
 
 
 def encode_rows(replies: list[Any]) -> bytes:
@@ -385,7 +385,7 @@ def encode_row_reply(request: int, count: int, rows: Sequence[bytes]) -> bytes:
     is_short = count < 2**16
     header = _ARRAY_HEADER.pack(0xDC, count) if is_short else _LONG_ARRAY_HEADER.pack(0xDD, count)
     size = len(header) + sum(map(len, rows))
-    return HEADER.pack(size, REPLY, request) + b"".join((header, *rows))
+    return pack_header(size, REPLY, request) + b"".join((header, *rows))
 
 
 def encode_claims(request: int, claims: list[Claim]) -> bytes:
@@ -396,7 +396,7 @@ def encode_claims(request: int, claims: list[Claim]) -> bytes:
         row[_PROOF] = str(row[_PROOF])
         rows.append(row)
     body = encode_body(rows)
-    return HEADER.pack(len(body), REPLY, request) + body
+    return pack_header(len(body), REPLY, request) + body
 
 
 def _decode_replies(body: Body) -> list[Any]:

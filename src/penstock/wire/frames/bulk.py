@@ -36,11 +36,11 @@ from penstock.wire.frames.frames import (
     BULK_PUSH,
     DECODE_FAULTS,
     FRAME_BYTES_MAX,
-    HEADER,
     REPLY,
     Body,
     error_from,
     error_words,
+    pack_header,
 )
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ def encode_bulk(request: int, bulk: PushMany, frame_bytes_max: int = FRAME_BYTES
             )
         if _IS_BIG_ENDIAN:
             sizes.byteswap()
-        start = HEADER.pack(total, BULK_PUSH, request) + _SIZE.pack(len(head))
+        start = pack_header(total, BULK_PUSH, request) + _SIZE.pack(len(head))
         # One join: copying half a megabyte a second time costs more than everything else here.
         return b"".join((start, head, sizes, *bodies))
     except (TypeError, ValueError, OverflowError) as fault:
@@ -303,7 +303,7 @@ def encode_bulk_reply(
             list(refused.items()),
         )
     )
-    return HEADER.pack(len(body), REPLY, request) + body
+    return pack_header(len(body), REPLY, request) + body
 
 
 def _encode_numbered(request: int, reply: NumberedReplies) -> bytes:
@@ -322,7 +322,7 @@ def _encode_numbered(request: int, reply: NumberedReplies) -> bytes:
         len(numbers), reply.id_start + start, rests.hex().encode(), packed, (), (),
     )  # fmt: skip
     body = _encode(fields)
-    return HEADER.pack(len(body), REPLY, request) + body
+    return pack_header(len(body), REPLY, request) + body
 
 
 def _shared_start(texts: list[str]) -> str:

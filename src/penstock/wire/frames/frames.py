@@ -50,6 +50,8 @@ PRELUDE_BYTES: Final = len(PRELUDE)
 # Kind and flags are read as one number: an undefined flag makes an unknown kind.
 HEADER: Final = struct.Struct("<IHI")
 HEADER_BYTES: Final = HEADER.size
+pack_header: Final = HEADER.pack
+_unpack_header: Final = HEADER.unpack_from
 
 FRAME_BYTES_MAX: Final = 65 * 1024 * 1024
 # A frame this small cannot cost much memory, whatever its content; a larger one is decoded with
@@ -152,14 +154,23 @@ class FrameDecoder:
     more frames; those before the fault were returned.
     """
 
-    __slots__ = ("_buffer", "_has_prelude", "_limits", "_need", "_peer", "error", "frames_seen")
+    __slots__ = (
+        "_buffer",
+        "_has_prelude",
+        "_limits",
+        "_peer",
+        "error",
+        "frame_bytes",
+        "frames_seen",
+    )
 
     def __init__(self, peer: str, limits: Mapping[int, int]) -> None:
         self._peer = peer
         self._limits = limits
         self._buffer = bytearray()
         self._has_prelude = False
-        self._need = PRELUDE_BYTES
+        # The size of the frame that has begun, as far as is known.
+        self.frame_bytes = PRELUDE_BYTES
         self.error: ProtocolError | None = None
         self.frames_seen = 0
 
@@ -170,12 +181,7 @@ class FrameDecoder:
     @property
     def missing_bytes(self) -> int:
         """How many more bytes the next frame needs, as far as is known."""
-        return self._need - len(self._buffer)
-
-    @property
-    def frame_bytes(self) -> int:
-        """The size of the frame that has begun, as far as is known."""
-        return self._need
+        return self.frame_bytes - len(self._buffer)
 
     @property
     def is_amid_frame(self) -> bool:
@@ -189,7 +195,7 @@ class FrameDecoder:
         chunk: Body = data
         if self._buffer:
             self._buffer += data
-            if len(self._buffer) < self._need and self._has_prelude:
+            if len(self._buffer) < self.frame_bytes and self._has_prelude:
                 return []
             # Bodies are views into a large buffer, which must stay unchanged: a new one is begun.
             chunk = memoryview(self._buffer)
@@ -201,30 +207,27 @@ class FrameDecoder:
             if not self._take_prelude(bytes(chunk[:PRELUDE_BYTES])):
                 return []
             at = PRELUDE_BYTES
-        return self._cut(chunk, at)
-
-    def _cut(self, chunk: Body, at: int) -> list[Frame]:
         frames: list[Frame] = []
         end = len(chunk)
         limits = self._limits
         need = HEADER_BYTES
         while end - at >= HEADER_BYTES:
-            size, kind, request = HEADER.unpack_from(chunk, at)
-            limit = limits.get(kind)
-            if limit is None or size > limit or (not request and kind not in OF_CONNECTION):
-                self.error = self._refusal(size, kind, limit)
+            size, kind, request = _unpack_header(chunk, at)
+            if size > limits.get(kind, -1) or (not request and kind not in OF_CONNECTION):
+                self.error = self._refusal(size, kind, limits.get(kind))
                 self.frames_seen += len(frames)
                 return frames
-            stop = at + HEADER_BYTES + size
+            body_at = at + HEADER_BYTES
+            stop = body_at + size
             if stop > end:
                 need = stop - at
                 break
-            frames.append((kind, request, chunk[at + HEADER_BYTES : stop]))
+            frames.append((kind, request, chunk[body_at:stop]))
             at = stop
             if kind == HELLO:
                 # The limits for what follows depend on the hello, which is not checked yet.
                 break
-        self._need = need
+        self.frame_bytes = need
         if at < end:
             self._buffer = bytearray(chunk[at:])
         self.frames_seen += len(frames)
@@ -319,7 +322,7 @@ DECODE_FAULTS: Final = (msgspec.DecodeError, RecursionError, ValueError, TypeErr
 
 def pack(kind: int, request: int, body: bytes = b"") -> bytes:
     """One frame."""
-    return HEADER.pack(len(body), kind, request) + body
+    return pack_header(len(body), kind, request) + body
 
 
 def encode_error(request: int, error: PenstockError) -> bytes:
