@@ -10,11 +10,13 @@ import pytest
 pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
 
 from penstock.errors import InvalidField, JournalError, StoreUnusable
 from penstock.spark.distribute import distribute
+from penstock.spark.duck import DuckConnection, quoted
 from penstock.spark.lake import AddedFile, Lake, LakeUnusable, our_errors
 from penstock.spark.versions import newest_commit
 from tests.spark.test_increments import no_spark
@@ -210,3 +212,31 @@ def test_a_damaged_log_is_one_sentence(tmp_path):
     assert len(str(caught.value).splitlines()) == 1
     assert "unknown>" not in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+def test_spark_and_arrow_read_the_files_that_duckdb_writes(spark, tmp_path):
+    """Columns that repeat and columns that never do, which are encoded in different ways."""
+    path = tmp_path / "rows.parquet"
+    query = """
+        SELECT n AS number, CASE WHEN n % 3 > 0 THEN n * 1000003 END AS sparse,
+          CAST(n % 7 AS int) AS small, 'queue' || n % 5 AS repeated, 'id' || n AS unique_text,
+          CASE WHEN n % 2 = 0 THEN 'even' || n END AS sparse_text, n % 11 = 0 AS flag,
+          make_timestamptz(n * 1000000) AS instant
+        FROM range(3000) AS given (n)"""
+    with DuckConnection() as duck:
+        duck.write(query, str(path))
+        columns = "path_in_schema, encodings"
+        encodings = dict(duck.fetch(f"SELECT {columns} FROM parquet_metadata({quoted(str(path))})"))
+        rows = duck.dicts(
+            f"SELECT * REPLACE (epoch_ms(instant) AS instant) FROM ({query}) ORDER BY number"
+        )
+    assert (
+        encodings["number"] == encodings["sparse"] == encodings["instant"] == "DELTA_BINARY_PACKED"
+    )
+    assert encodings["small"] == encodings["repeated"] == "RLE_DICTIONARY"
+    assert "DICTIONARY" not in encodings["unique_text"]
+    by_spark = spark.sql(f"SELECT * FROM parquet.`{path}` ORDER BY number").toArrow()
+    for table in (by_spark, pq.read_table(path).sort_by("number")):
+        millis = pc.divide(table["instant"].cast(pa.timestamp("us", "UTC")).cast(pa.int64()), 1000)
+        at = table.schema.get_field_index("instant")
+        assert table.set_column(at, "instant", millis).to_pylist() == rows

@@ -17,6 +17,9 @@ MEMORY_MIB: Final = 1 << 10
 # row groups by their statistics.
 GROUP_ROWS: Final = 122_880
 SMALL_GROUP_ROWS: Final = 4_096
+# Columns of a row group with at most so many different values have a dictionary. In a file of
+# version 2, whole numbers of the others are differences, and texts are lengths and bytes.
+_ENCODING: Final = "PARQUET_VERSION V2, DICTIONARY_SIZE_LIMIT 500"
 
 
 def quoted(text: str) -> str:
@@ -91,10 +94,9 @@ class DuckConnection:
 
     def write(self, query: str, path: str, group_rows: int = GROUP_ROWS) -> None:
         """The rows of a query as one Parquet file, in row groups of this size."""
-        # Without the limit DuckDB builds dictionaries for columns whose values never repeat.
         self._connection.execute(
             f"COPY ({query}) TO {quoted(path)} "
-            f"(FORMAT parquet, DICTIONARY_SIZE_LIMIT 5000, ROW_GROUP_SIZE {group_rows})"
+            f"(FORMAT parquet, {_ENCODING}, ROW_GROUP_SIZE {group_rows})"
         )
 
     def run(self, statement: str) -> None:

@@ -439,17 +439,23 @@ class AddedFile:
         footer = pq.read_metadata(file)
         smallest: dict[str, Any] = {}
         largest: dict[str, Any] = {}
-        for group in range(footer.num_row_groups):
-            for at in range(footer.num_columns):
-                column = footer.row_group(group).column(at)
-                stats = column.statistics
+        numbers = {
+            field.name
+            for field in footer.schema.to_arrow_schema()
+            if pa.types.is_integer(field.type)
+        }
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            for column in map(group.column, range(footer.num_columns)):
                 name = column.path_in_schema
+                if name not in numbers and name != "store":
+                    continue
+                stats = column.statistics
                 if stats is None or not stats.has_min_max:
                     continue
-                if type(stats.min) is not int and name != "store":
-                    continue
-                smallest[name] = min(stats.min, smallest.get(name, stats.min))
-                largest[name] = max(stats.max, largest.get(name, stats.max))
+                # Each of these reads the footer's bytes again.
+                low, high = stats.min, stats.max
+                smallest[name] = min(low, smallest.get(name, low))
+                largest[name] = max(high, largest.get(name, high))
         found = file.stat()
         name, _, value = file.parent.name.partition("=")
         return cls(
