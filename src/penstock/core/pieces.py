@@ -7,12 +7,14 @@ that dict then becomes the first of several pieces, and none of the others grows
 
 from collections.abc import Iterator, MutableMapping, ValuesView
 from itertools import chain
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, overload
 
 from penstock.core.discards import Container
 
 V = TypeVar("V")
+T = TypeVar("T")
 PIECE_MAX: Final = 2**17
+_MISSING: Final = object()
 
 
 class NumberPieces(MutableMapping[int, V]):
@@ -49,16 +51,40 @@ class NumberPieces(MutableMapping[int, V]):
         self.newest()[number] = value
 
     def __delitem__(self, number: int) -> None:
-        for piece in self._pieces:
-            if number in piece:
-                del piece[number]
-                if not piece and len(self._pieces) > 1:
-                    self._pieces = [each for each in self._pieces if each]
-                return
-        raise KeyError(number)
+        self.pop(number)
 
     def __contains__(self, number: object) -> bool:
         return any(number in piece for piece in self._pieces)
+
+    # As in the superclass, without an exception or a second search.
+
+    @overload
+    def get(self, number: int, default: None = None) -> V | None: ...
+    @overload
+    def get(self, number: int, default: V | T) -> V | T: ...
+    def get(self, number: int, default: Any = None) -> Any:
+        for piece in self._pieces:
+            if number in piece:
+                return piece[number]
+        return default
+
+    @overload
+    def pop(self, number: int) -> V: ...
+    @overload
+    def pop(self, number: int, default: V | T) -> V | T: ...
+    def pop(self, number: int, default: Any = _MISSING) -> Any:
+        for piece in self._pieces:
+            if number in piece:
+                value = piece.pop(number)
+                if not piece:
+                    self._drop_empty()
+                return value
+        if default is _MISSING:
+            raise KeyError(number)
+        return default
+
+    def _drop_empty(self) -> None:
+        self._pieces = [each for each in self._pieces if each] or [{}]
 
     def __len__(self) -> int:
         return sum(map(len, self._pieces))

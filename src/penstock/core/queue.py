@@ -279,9 +279,12 @@ class QueueState:
             key = self.dedup_key(event.dedup_id, event.group)
             self.dedups.remember(key, number, event.at_ms)
         deliveries = self.deliveries
-        deliveries[number] = delivery
-        if len(deliveries) > PIECE_MAX:
-            self.deliveries = divided(deliveries)
+        if type(deliveries) is dict:
+            deliveries[number] = delivery
+            if len(deliveries) > PIECE_MAX:
+                self.deliveries = divided(deliveries)
+        else:
+            newest_of(deliveries)[number] = delivery
         self.order.join(delivery)
         self.stored_bytes += event.size_bytes
         if event.expires_at_ms:
