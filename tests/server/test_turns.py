@@ -5,7 +5,9 @@ import itertools
 import time
 
 from penstock.backends.paused import PausedWork
+from penstock.server.http import HttpServer
 from penstock.server.request import Request
+from penstock.server.response import response
 from penstock.server.turns import KINDS_MAX, SLOW_S, TURN_S, Turns
 
 
@@ -97,3 +99,45 @@ def test_one_piece_of_paused_work_continues_in_each_turn_even_if_one_fails():
         return done
 
     assert asyncio.run(run()) == ["a", 0, 1, "b", 2, 3, 4]
+
+
+def test_a_server_answers_slow_requests_of_many_connections_in_turns():
+    async def run():
+        loop = asyncio.get_running_loop()
+        turn = 0
+        answered_in: list[int] = []
+
+        def answer(given, connection):
+            answered_in.append(turn)
+            take_a_turn()
+            return response(200, b"", b"{}", loop.time())
+
+        def count_turns():
+            nonlocal turn
+            turn += 1
+            loop.call_soon(count_turns)
+
+        http = HttpServer(answer)
+        listener = await loop.create_server(http, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        wires = [await asyncio.open_connection("127.0.0.1", port) for _ in range(10)]
+        count_turns()
+
+        async def send(all_of):
+            for _, writer in all_of:
+                writer.write(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            for reader, _ in all_of:
+                assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200 ")
+
+        await send(wires[:1])
+        answered_in.clear()
+        # The sockets of all of them are readable in the same turn.
+        await send(wires)
+        for _, writer in wires:
+            writer.close()
+        listener.close()
+        await http.drain(0)
+        return answered_in
+
+    answered_in = asyncio.run(run())
+    assert len(set(answered_in)) == len(answered_in) == 10

@@ -199,12 +199,14 @@ def test_requests_for_metrics_at_the_same_time_share_one_page(many_queues, recor
     assert took_ms <= LONGEST_MS_MAX
 
 
+# A long list is made with pauses, a short one in one step.
+@pytest.mark.parametrize("listed", [1_000, 300])
 def test_requests_of_many_connections_at_one_instant_do_not_delay_others(
-    many_queues, record_property
+    many_queues, listed, record_property
 ):
     """Row 20: the connections are open before, so the event loop finds all requests at once."""
     allow_many_files()
-    crowded = ask("ListQueues", MaxResults=1_000)
+    crowded = ask("ListQueues", MaxResults=listed)
     with ExitStack() as stack:
         wires = [stack.enter_context(connect(many_queues.server)) for _ in range(CROWD)]
 
@@ -217,8 +219,9 @@ def test_requests_of_many_connections_at_one_instant_do_not_delay_others(
         took_ms = many_queues.longest_ms(request, LONGEST_MS_MAX)
     record_property("figure", f"{took_ms:.0f} ms, {CROWD} connections")
     assert took_ms <= LONGEST_MS_MAX
-    # Also if the crowd is small: the probe is answered between its requests.
-    assert many_queues.answers >= 10
+    if listed == 1_000 or IN_SCORE:
+        # Also if the crowd is small: the probe is answered between its requests.
+        assert many_queues.answers >= 10
 
 
 def fill(service):
