@@ -292,13 +292,17 @@ def is_quick() -> bool:
     return os.environ.get(_QUICK) == "1"
 
 
-def run_benchmark(main: Callable[[], None], compare: Callable[[Path], None] | None = None) -> None:
+def run_benchmark(
+    main: Callable[[], None],
+    compare: Callable[[Path], None] | None = None,
+    has_options: bool = False,
+) -> None:
     """Runs a benchmark; a void run prints the reason and ends with status 1.
 
-    `compare` is run instead if another checkout is given.
+    `compare` is run instead if another checkout is given. With `has_options` the benchmark parses
+    the other words from sys.argv itself; without, they are refused before anything is measured.
     """
-    # A benchmark may have options of its own: it parses them from sys.argv.
-    parser = argparse.ArgumentParser(prog="make bench", add_help=False)
+    parser = argparse.ArgumentParser(prog="make bench NAME=… ARGS=…", add_help=not has_options)
     parser.add_argument(
         "--quick", action="store_true", help="one short round without others; no figures to quote"
     )
@@ -307,6 +311,8 @@ def run_benchmark(main: Callable[[], None], compare: Callable[[Path], None] | No
             "--beside", type=Path, metavar="CHECKOUT", help="compare with another checkout only"
         )
     given, sys.argv[1:] = parser.parse_known_args()
+    if sys.argv[1:] and not has_options:
+        parser.error(f"unrecognized arguments: {' '.join(sys.argv[1:])}")
     if given.quick:
         # In the environment, so that child processes of the benchmark have it, too.
         os.environ[_QUICK] = "1"

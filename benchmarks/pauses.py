@@ -368,4 +368,4 @@ def _in_child(kind: str, name: str, count: int) -> Figures:
 
 
 if __name__ == "__main__":
-    run_benchmark(main)
+    run_benchmark(main, has_options=True)

@@ -708,4 +708,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_benchmark(main)
+    run_benchmark(main, has_options=True)

@@ -384,4 +384,4 @@ def _targets(figures: dict[str, dict[str, list[float]]]) -> Iterator[Target]:
 
 
 if __name__ == "__main__":
-    run_benchmark(main)
+    run_benchmark(main, has_options=True)

@@ -50,8 +50,19 @@ def test_a_benchmark_is_quick_on_request_and_keeps_its_own_options(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["bench", "--quick", "--events", "5"])
     monkeypatch.setenv("BENCHMARK_QUICK", "0")
     seen = []
-    harness.run_benchmark(lambda: seen.append((harness.is_quick(), sys.argv[1:])))
+    harness.run_benchmark(lambda: seen.append((harness.is_quick(), sys.argv[1:])), has_options=True)
     assert seen == [(True, ["--events", "5"])]
+
+
+@pytest.mark.parametrize(("word", "status"), [("--help", 0), ("--evnets", 2)])
+def test_help_and_an_unknown_option_measure_nothing(monkeypatch, capsys, word, status):
+    monkeypatch.setattr(sys, "argv", ["bench", word])
+    with pytest.raises(SystemExit) as ended:
+        harness.run_benchmark(lambda: pytest.fail("measured"))
+    assert ended.value.code == status
+    shown = capsys.readouterr()
+    assert "--quick" in shown.out + shown.err
+    assert status == 0 or f"unrecognized arguments: {word}" in shown.err
 
 
 def test_rounds_are_interleaved_and_every_other_one_runs_in_reverse_order():
