@@ -18,7 +18,7 @@ from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import FigureSource, Metrics
 from penstock.server.sqs.access import Access
-from penstock.server.tls import HANDSHAKE_S_MAX, paced
+from penstock.server.tls import over_tls
 from penstock.service import ListQueues
 from penstock.wire.sqs.address import Owner, QueueDirectory
 
@@ -114,12 +114,10 @@ async def bind_http(
     """Binds an address; `start_serving` accepts clients. Raises AddressInUse or InvalidField."""
     try:
         return await asyncio.get_running_loop().create_server(
-            paced(http, tls),
+            over_tls(http, tls),
             host,
             port,
-            ssl=tls,
             backlog=BACKLOG,
-            ssl_handshake_timeout=HANDSHAKE_S_MAX if tls else None,
             start_serving=False,
         )
     except OSError as error:

@@ -1,53 +1,161 @@
-"""Transports over TLS that show how much of what was written is unsent.
+"""TLS on plain TCP transports: handshakes in turns, and unsent answers that can be counted.
 
-A TLS transport of asyncio or uvloop passes all it is given to the TCP transport below it, and does
-not count what waits there: of an answer of megabytes that its client does not read,
-`get_write_buffer_size` is 0. So no limit would hold for it. A `PacedTransport` keeps what was
-written, and passes on PIECE_BYTES at a time while the TLS transport has nothing unsent. What it
-cannot see is then less than 100 KiB a connection: the TCP transport's limit and one piece.
+The TLS of asyncio and uvloop has two properties that let a client hold up a server or fill its
+memory. All handshakes whose data has arrived are made in one turn of the event loop, and each takes
+about a millisecond: five hundred at one instant delay everyone by half a second. And a TLS
+transport passes all it is given to the TCP transport below it and does not count what waits there:
+of an answer of megabytes that its client does not read, `get_write_buffer_size` is 0.
+
+Here one step of a handshake is made in each turn of the event loop, whoever sent it. What is
+written is encrypted PIECE_BYTES at a time, while the TCP transport has nothing unsent; the rest is
+kept and counted. What cannot be seen is less than 100 KiB a connection: the limit of the kernel's
+buffer and one piece.
 """
 
 import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, cast
+
+from penstock.backends.paused import PausedWork
 
 # The size of a TLS record.
 PIECE_BYTES: Final = 16 * 1024
 HANDSHAKE_S_MAX: Final = 10
+_READ_BYTES: Final = 256 * 1024
 
 ProtocolFactory = Callable[[], asyncio.Protocol]
 
 
-def paced(factory: ProtocolFactory, tls: ssl.SSLContext | None) -> ProtocolFactory:
-    """The factory for a listener: with TLS, its protocols get paced transports."""
-    return factory if tls is None else lambda: PacedProtocol(factory())
+def over_tls(factory: ProtocolFactory, tls: ssl.SSLContext | None) -> ProtocolFactory:
+    """The factory for a listener without TLS of its own; the same one if there is no TLS."""
+    if tls is None:
+        return factory
+    handshakes = PausedWork(asyncio.get_running_loop())
+    return lambda: TlsProtocol(factory(), tls, handshakes)
 
 
-class PacedProtocol(asyncio.Protocol):
-    """Stands between a TLS transport and the protocol of a connection."""
+class TlsProtocol(asyncio.Protocol):
+    """Stands between a TCP transport and the protocol of a connection."""
 
-    def __init__(self, protocol: asyncio.Protocol) -> None:
+    def __init__(
+        self, protocol: asyncio.Protocol, tls: ssl.SSLContext, handshakes: PausedWork
+    ) -> None:
         self._protocol = protocol
-        self._transport: PacedTransport = None  # type: ignore[assignment]
+        self._handshakes = handshakes
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = tls.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._tcp: asyncio.Transport = None  # type: ignore[assignment]
+        self._transport: TlsTransport = None  # type: ignore[assignment]
+        self._deadline: asyncio.TimerHandle = None  # type: ignore[assignment]
+        # Whether the handshake is complete.
+        self._is_open = False
+        self._has_ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        below = cast(asyncio.Transport, transport)
-        self._transport = PacedTransport(below, self._protocol)
+        self._tcp = cast(asyncio.Transport, transport)
         # The least unsent byte blocks it, and it is unblocked when there is none.
-        below.set_write_buffer_limits(high=1, low=0)
-        self._protocol.connection_made(self._transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._protocol.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._protocol.eof_received()
+        self._tcp.set_write_buffer_limits(high=1, low=0)
+        self._transport = TlsTransport(self, self._tcp, self._protocol)
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(HANDSHAKE_S_MAX, self._tcp.abort)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._deadline.cancel()
         self._transport.clear()
-        self._protocol.connection_lost(error)
+        if self._is_open:
+            self._protocol.connection_lost(error)
+
+    # Reading.
+
+    def data_received(self, data: bytes) -> None:
+        self._incoming.write(data)
+        if self._is_open:
+            self.read()
+        else:
+            # Until then nothing more is read; the first request may have come with this already.
+            self._tcp.pause_reading()
+            self._handshakes.add(self._shake_hands)
+
+    def _shake_hands(self) -> None:
+        """Makes the next step of the handshake."""
+        if self._tcp.is_closing():
+            return
+        self._tcp.resume_reading()
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self.flush()
+        except ssl.SSLError:
+            # With the alert that says why; a client that does not read it meets the deadline.
+            self.flush()
+            self._tcp.close()
+        else:
+            self._deadline.cancel()
+            self._is_open = True
+            self.flush()
+            self._protocol.connection_made(self._transport)
+            self.read()
+
+    def read(self) -> None:
+        """Passes on what has arrived, while the protocol reads."""
+        while self._transport.is_reading() and not self._has_ended:
+            try:
+                data = self._tls.read(_READ_BYTES)
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLError:
+                self._transport.abort()
+                return
+            if data:
+                self._pass_on(data)
+            else:
+                self._end()
+        self.flush()
+
+    def _pass_on(self, data: bytes) -> None:
+        try:
+            self._protocol.data_received(data)
+        except BaseException:
+            # The event loop does this only for what it calls itself.
+            self._transport.abort()
+            raise
+
+    def eof_received(self) -> bool:
+        if not self._is_open:
+            return False
+        self._end()
+        # The transport closes the connection when everything is sent.
+        return True
+
+    def _end(self) -> None:
+        """The client sends nothing more. A connection with TLS is never half open."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._protocol.eof_received()
+            self._transport.close()
+
+    # Writing.
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Encrypts and sends."""
+        self._tls.write(data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what TLS has made."""
+        if self._outgoing.pending:
+            self._tcp.write(self._outgoing.read())
+
+    def close(self) -> None:
+        """Closes the connection, once what was encrypted is sent."""
+        # It waits for no answer: the client's data is not read any more.
+        with suppress(ssl.SSLError):
+            self._tls.unwrap()
+        self.flush()
+        self._tcp.close()
 
     def pause_writing(self) -> None:
         self._transport.block()
@@ -55,17 +163,29 @@ class PacedProtocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._transport.unblock()
 
+    def get_extra_info(self, name: str, default: Any) -> Any:
+        """As of a TLS transport of asyncio."""
+        if name == "ssl_object":
+            return self._tls
+        return (
+            self._tls.context if name == "sslcontext" else self._tcp.get_extra_info(name, default)
+        )
 
-class PacedTransport(asyncio.Transport):
-    """A transport for one protocol; `below` is the TLS transport."""
 
-    def __init__(self, below: asyncio.Transport, protocol: asyncio.Protocol) -> None:
+class TlsTransport(asyncio.Transport):
+    """The transport of a connection's protocol: keeps what is written until it can be sent."""
+
+    def __init__(
+        self, below: TlsProtocol, tcp: asyncio.Transport, protocol: asyncio.Protocol
+    ) -> None:
         super().__init__()
         self._below = below
+        self._tcp = tcp
         self._protocol = protocol
+        self._is_reading = True
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
-        # Whether the TLS transport has something unsent, and whether the protocol is paused.
+        # Whether the TCP transport has something unsent, and whether the protocol is paused.
         self._is_blocked = False
         self._is_paused = False
         self._closing = False
@@ -81,13 +201,13 @@ class PacedTransport(asyncio.Transport):
             self._unsent_bytes += len(data)
             self._pump()
         else:
-            self._below.write(data)
+            self._below.send(data)
         if not self._is_paused and self.get_write_buffer_size() > self._high_bytes:
             self._is_paused = True
             self._protocol.pause_writing()
 
     def _pump(self) -> None:
-        """Passes on pieces until the TLS transport has something unsent."""
+        """Sends pieces until the TCP transport has something unsent."""
         unsent = self._unsent
         while unsent and not self._is_blocked:
             piece = unsent[0][:PIECE_BYTES]
@@ -96,16 +216,16 @@ class PacedTransport(asyncio.Transport):
             else:
                 unsent[0] = unsent[0][PIECE_BYTES:]
             self._unsent_bytes -= len(piece)
-            self._below.write(piece)
+            self._below.send(piece)
         if self._closing and not unsent:
             self._below.close()
 
     def block(self) -> None:
-        """The TLS transport has something unsent."""
+        """The TCP transport has something unsent."""
         self._is_blocked = True
 
     def unblock(self) -> None:
-        """The TLS transport has nothing unsent any more."""
+        """The TCP transport has nothing unsent any more."""
         self._is_blocked = False
         self._pump()
         if self._is_paused and self.get_write_buffer_size() <= self._low_bytes:
@@ -113,7 +233,7 @@ class PacedTransport(asyncio.Transport):
             self._protocol.resume_writing()
 
     def get_write_buffer_size(self) -> int:
-        return self._unsent_bytes + self._below.get_write_buffer_size()
+        return self._unsent_bytes + self._tcp.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._high_bytes = 65_536 if high is None else high
@@ -142,21 +262,27 @@ class PacedTransport(asyncio.Transport):
     def abort(self) -> None:
         """Closes the connection at once."""
         self.clear()
-        self._below.abort()
+        self._tcp.abort()
 
     def is_closing(self) -> bool:
-        return self._closing or self._below.is_closing()
+        return self._closing or self._tcp.is_closing()
 
-    # What the TLS transport does.
+    # Reading.
+
+    def pause_reading(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._tcp.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._is_reading and not self.is_closing():
+            self._is_reading = True
+            self._tcp.resume_reading()
+            # What arrived before is not announced again.
+            asyncio.get_running_loop().call_soon(self._below.read)
+
+    def is_reading(self) -> bool:
+        return self._is_reading and not self.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._below.get_extra_info(name, default)
-
-    def pause_reading(self) -> None:
-        self._below.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._below.resume_reading()
-
-    def is_reading(self) -> bool:
-        return self._below.is_reading()

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from penstock.errors import AddressInUse, InvalidField
 from penstock.server.frames.connection import FrameConnection
 from penstock.server.frames.server import FrameServer
-from penstock.server.tls import HANDSHAKE_S_MAX, paced
+from penstock.server.tls import over_tls
 
 PORT: Final = 7420
 _TOKEN_CHARS_MIN: Final = 16
@@ -101,6 +101,8 @@ def server_tls(cert: str, key: str) -> ssl.SSLContext:
     """TLS with this certificate and key. Raises InvalidField."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # A client could ask for one handshake after another.
+    context.options |= ssl.OP_NO_RENEGOTIATION
     try:
         context.load_cert_chain(cert, key)
     except (OSError, ValueError) as error:
@@ -134,12 +136,10 @@ async def open_listener(
     """
     try:
         return await asyncio.get_running_loop().create_server(
-            paced(connect, tls),
+            over_tls(connect, tls),
             address.host,
             address.port,
-            ssl=tls,
             backlog=1_024,
-            ssl_handshake_timeout=HANDSHAKE_S_MAX if tls else None,
         )
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
