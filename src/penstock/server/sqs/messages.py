@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from penstock.backends.loop import Single, Steps
-from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError
+from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError, QueueDeleted
 from penstock.server.sqs.batches import ENTRIES_MAX, check_entries, failure
 from penstock.server.sqs.lookup import Caller, QueueLookup
 from penstock.server.sqs.receipts import VISIBILITY_S_MAX, ReceiptActions, hidden_ms
@@ -259,8 +259,9 @@ class MessageActions:
         asked, pull, names, fifo = context
         if error is not None:
             # As on Amazon SQS: only a short poll of a standard queue gets the error of the
-            # in-flight limit.
-            if not isinstance(error, InFlightLimit) or not (pull.wait_ms or fifo):
+            # in-flight limit, and a queue that was deleted during the wait gives no error.
+            is_silent = isinstance(error, InFlightLimit) and (pull.wait_ms or fifo)
+            if not is_silent and not isinstance(error, QueueDeleted):
                 raise error
             claims = []
         wanted = asked.message_attribute_names
