@@ -30,8 +30,12 @@ class GroupCommit:
         self._waiting: list[tuple[int, Callable[[], object]]] = []
         self._under_way = False
         self._by_thread = False
-        self._handed_over = threading.Condition(self._turn)
         self._closing = False
+        # Held while the thread has nothing to do. A lock, because each sync for an event loop is
+        # handed over, and a Condition takes several times as long.
+        self._idle = threading.Lock()
+        self._idle.acquire()
+        self._is_called = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -89,7 +93,7 @@ class GroupCommit:
         """Ends the thread and wakes all waiters; from now on `wait` returns at once."""
         with self._turn:
             self._closing = True
-            self._handed_over.notify()
+            self._call_thread()
         if self._thread is not None:
             self._thread.join()
         self._wake(_ALL_SEQUENCES)
@@ -119,8 +123,14 @@ class GroupCommit:
                 self._under_way = self._by_thread = False
 
     def _hand_over(self) -> None:
-        self._by_thread = True
-        self._handed_over.notify()
+        if not self._by_thread:
+            self._by_thread = True
+            self._call_thread()
+
+    def _call_thread(self) -> None:
+        if not self._is_called:
+            self._is_called = True
+            self._idle.release()
 
     def _keep_syncing(self) -> None:
         while self._take_turn():
@@ -135,9 +145,13 @@ class GroupCommit:
 
     def _take_turn(self) -> bool:
         """Waits until it is the thread's turn, or the period is over; False at the end."""
-        with self._turn:
-            while not self._by_thread and not self._closing:
-                handed_over = self._handed_over.wait(self._period_s)
-                if not handed_over and not self._under_way:
+        while True:
+            with self._turn:
+                if self._by_thread or self._closing:
+                    return not self._closing
+            was_called = self._idle.acquire(timeout=self._period_s or -1)
+            with self._turn:
+                if was_called:
+                    self._is_called = False
+                elif not self._under_way:
                     self._under_way = self._by_thread = True
-            return not self._closing

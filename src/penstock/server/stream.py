@@ -9,7 +9,7 @@ made for it are released.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, cast
 
@@ -504,9 +504,11 @@ class StreamConnection(asyncio.Protocol):
             self.abort()
 
 
-def bodies_bytes(messages: Iterable[Message]) -> int:
+def bodies_bytes(messages: Sequence[Message]) -> int:
     """How large messages are, as far as they can be large."""
-    return sum(len(each.body) for each in messages)
+    if len(messages) == 1:
+        return len(messages[0].body)
+    return sum([len(each.body) for each in messages])
 
 
 def ignore_reply(reply: Any, error: Exception | None) -> None:

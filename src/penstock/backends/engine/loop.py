@@ -111,12 +111,16 @@ class LoopEngine:
             # The same as `_defer`, with fewer calls: every request to a store on disk comes here.
             pending = EngineReply(loop_engine=self, reply=reply, is_known=True, sequence=sequence)
             if type(command) is Pull:
-                pending.pull, pending.claims = command, cast("list[Claim]", reply)
+                pending.pull = command
+                pending.claims = reply  # type: ignore[assignment]
             self._deferred.append(pending)
             if sequence > self._wanted_sequence:
                 self._wanted_sequence = sequence
-                if not self._turn_is_planned and not self._notice_is_due:
-                    self._plan_notice()
+                if not self._notice_is_due:
+                    if not self._shares_syncs:
+                        self._ask_for_notice()
+                    elif not self._turn_is_planned:
+                        self._plan_turn()
             return pending
         return reply
 
@@ -483,9 +487,12 @@ class LoopEngine:
         self._journal.notify(sequence, partial(self._durable_from_any_thread, sequence))
 
     def _durable_from_any_thread(self, sequence: int) -> None:
-        # The loop may be closed already when the last entry becomes durable.
-        with suppress(RuntimeError):
+        # Once for every sync: `suppress` would take several times as long.
+        try:  # noqa: SIM105
             self._loop.call_soon_threadsafe(self._durable, sequence)
+        except RuntimeError:
+            # The loop may be closed already when the last entry becomes durable.
+            pass
 
     def _durable(self, sequence: int) -> None:
         """The journal has reached this sequence, or never will."""

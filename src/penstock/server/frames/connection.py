@@ -92,8 +92,8 @@ class FrameConnection(StreamConnection):
             self._refuse_rest()
         if decoder.frame_bytes > SMALL_BYTES or self.reserved_bytes:
             self._reserve(decoder.frame_bytes)
-        if self.deferred:
-            self.pause_if_behind()
+        if self.deferred and self.is_full():
+            self.pause_reading()
         server.flush()
 
     def _take_frames(self) -> None:

@@ -64,6 +64,8 @@ R = TypeVar("R")
 _decoder_of: Final = DECODE.get
 # Commands whose replies `encode_reply` makes into frames as they are.
 _PLAIN: Final = frozenset(KIND_OF.values()) - {PULL, BATCH, HISTORY, DESCRIBE_QUEUES}
+# Those of them whose replies are small.
+_PLAIN_SMALL: Final = _PLAIN - {PEEK}
 # A peek at more messages than this waits for a later turn of the event loop.
 _PEEKED_AT_ONCE: Final = 100
 
@@ -155,6 +157,14 @@ class FrameServer(StreamServer):
                 self._answer(connection, kind, request, command, reply)
         elif reply.waits:
             self._wait(connection, request, reply)
+        elif reply.is_known and kind in _PLAIN_SMALL:
+            # The same as `_defer`, with fewer calls: every push to a store that syncs comes here.
+            connection.deferred += 1
+            self.deferred += 1
+            answer = encode_reply(request, reply.reply)
+            reply.done = partial(self._send_durable, connection, kind, request, answer)
+        elif kind == PULL:
+            self._defer_pull(connection, request, reply)
         else:
             self._defer(connection, kind, request, command, reply)
 
@@ -268,15 +278,36 @@ class FrameServer(StreamServer):
         pending: Pending,
     ) -> None:
         """Answers later: the reply is not durable yet, or comes from another service."""
-        size = 0
-        if kind == PULL:
-            connection.claiming[request] = pending
-            if request not in connection.pulled_bytes and pending.is_known:
-                size = bodies_bytes(pending.claims)
-        elif kind == PEEK and pending.is_known:
-            size = bodies_bytes(pending.reply)
+        size = bodies_bytes(pending.reply) if kind == PEEK and pending.is_known else 0
         connection.count_deferred(1, size)
         pending.then(partial(self._answer_later, connection, kind, request, command, size))
+
+    def _defer_pull(self, connection: "FrameConnection", request: int, pending: Pending) -> None:
+        connection.claiming[request] = pending
+        size = 0
+        if pending.is_known and request not in connection.pulled_bytes:
+            size = bodies_bytes(pending.claims)
+        connection.count_deferred(1, size)
+        pending.done = partial(self._send_claims_later, connection, request, size)
+
+    def _send_durable(
+        self,
+        connection: "FrameConnection",
+        kind: int,
+        request: int,
+        answer: bytes,
+        reply: Any,
+        error: Exception | None,
+    ) -> None:
+        connection.deferred -= 1
+        self.deferred -= 1
+        if not connection.is_gone:
+            if error is None:
+                self._answered[kind] += 1
+                connection.send(answer)
+            else:
+                self._refuse_later(connection, kind, request, error)
+        self.flush_deferred()
 
     def _answer_later(
         self,
@@ -289,15 +320,28 @@ class FrameServer(StreamServer):
         error: Exception | None,
     ) -> None:
         connection.count_deferred(-1, -size)
-        if kind == PULL:
-            connection.claiming.pop(request, None)
         if not connection.is_gone:
-            if error is not None:
+            if error is None:
+                self._answer(connection, kind, request, command, reply)
+            else:
                 self._refuse_later(connection, kind, request, error)
-            elif kind == PULL:
+        self.flush_deferred()
+
+    def _send_claims_later(
+        self,
+        connection: "FrameConnection",
+        request: int,
+        size: int,
+        reply: Any,
+        error: Exception | None,
+    ) -> None:
+        connection.count_deferred(-1, -size)
+        connection.claiming.pop(request, None)
+        if not connection.is_gone:
+            if error is None:
                 self._send_claims(connection, request, reply)
             else:
-                self._answer(connection, kind, request, command, reply)
+                self._refuse_later(connection, PULL, request, error)
         self.flush_deferred()
 
     def _refuse_later(
