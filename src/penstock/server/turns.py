@@ -6,8 +6,9 @@ answered. So requests that take long wait in lines, one for each kind of request
 event loop serves them for about TURN_S, one of each kind after the other: a crowd of one kind does
 not delay the others. Requests that take little time are answered at once.
 
-How long a request will take is known from earlier ones of its kind: a kind is slow for SLOW_FOR_S
-after a request that took longer than SLOW_S.
+How long a request will take is known from earlier ones of its kind: a kind is slow while its last
+requests took longer than SLOW_S on average. A single one says little: it may have been interrupted,
+by another process or by Python's garbage collection.
 """
 
 import asyncio
@@ -19,7 +20,9 @@ from typing import Final
 from penstock.server.request import Request
 
 SLOW_S: Final = 0.000_2
-SLOW_FOR_S: Final = 1.0
+# A mean forgets what was this many requests ago, and none counts for more than LONG_S in it.
+MEAN_REQUESTS: Final = 16
+LONG_S: Final = 0.002
 TURN_S: Final = 0.005
 # All requests with more than this are of one kind.
 LARGE_BYTES: Final = 16 * 1024
@@ -42,27 +45,39 @@ class Turns:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        # By kind: until when it is slow.
-        self._slow_until_s: dict[str, float] = {}
+        # By kind: how long its requests took on average. Kinds that are far from slow are left out.
+        self._means_s: dict[str, float] = {}
         # By kind, the one that is served next first; none is empty.
         self._lines: dict[str, deque[Callable[[], None]]] = {}
         self._is_planned = False
 
     def is_slow(self, request: Request) -> bool:
         """Whether a request is to wait in a line."""
-        known = self._slow_until_s
-        return bool(known) and known.get(kind_of(request), 0.0) > perf_counter()
+        means_s = self._means_s
+        return bool(means_s) and means_s.get(kind_of(request), 0.0) > SLOW_S
 
     def perform(self, execute: Callable[[Request], None], request: Request) -> None:
         """Executes a request, and learns from it how long its kind takes."""
         began_s = perf_counter()
         execute(request)
-        now_s = perf_counter()
-        if now_s - began_s > SLOW_S:
-            known = self._slow_until_s
-            if len(known) >= KINDS_MAX:
-                known.clear()
-            known[kind_of(request)] = now_s + SLOW_FOR_S
+        took_s = perf_counter() - began_s
+        if took_s > SLOW_S or self._means_s:
+            self._learn(kind_of(request), took_s)
+
+    def _learn(self, kind: str, took_s: float) -> None:
+        means_s = self._means_s
+        mean_s = means_s.get(kind)
+        if mean_s is None:
+            if took_s <= SLOW_S:
+                return
+            if len(means_s) >= KINDS_MAX:
+                means_s.clear()
+            mean_s = 0.0
+        mean_s += (min(took_s, LONG_S) - mean_s) / MEAN_REQUESTS
+        if mean_s > SLOW_S / 2 or took_s > SLOW_S:
+            means_s[kind] = mean_s
+        else:
+            del means_s[kind]
 
     def add(self, request: Request, begin: Callable[[], None]) -> None:
         """Adds to the line of the request's kind a function that begins it."""
