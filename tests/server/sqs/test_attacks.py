@@ -138,12 +138,15 @@ def connect(server):
 def attacked(
     server, record_property, attack, limit_bytes=GROWN_BYTES_MAX, is_good=lambda result: True
 ):
-    """Attacks while a probe measures, repeated if a limit is exceeded; results of the attacks."""
+    """Attacks while a probe measures, repeated if a limit is exceeded; results of the attacks.
+
+    Memory that the server keeps after a round counts in all later ones.
+    """
     grown_bytes_max = min(GROWN_BYTES_MAX, limit_bytes + MIB)
     results = []
     longest_ms = grown_bytes = float("inf")
+    before_bytes = memory_bytes(server.process.pid)
     for _ in range(ROUNDS):
-        before_bytes = memory_bytes(server.process.pid)
         with probing(server.port, server.process.pid) as seen:
             results.append(attack())
         longest_ms = min(longest_ms, seen.longest_ms)

@@ -18,6 +18,7 @@ from tests.server.sqs.asking import (
     bodies,
     make,
     make_fifo,
+    make_pair,
     push,
     receive,
     refused,
@@ -448,6 +449,46 @@ def test_without_free_descriptors_the_server_still_serves_open_connections():
             each.close()
         # Until the server has closed these connections, it may refuse new ones.
         assert any(served(server.url) for _ in range(1_000))
+        wire.close()
+        assert server.stop() == 0
+
+
+def received_bodies(answer):
+    status, content = answer
+    messages = json.loads(content).get("Messages", []) if status == 200 else []
+    return [each["Body"] for each in messages]
+
+
+def test_without_free_descriptors_nothing_is_claimed_that_cannot_be_read(tmp_path):
+    """Row 6: a message is delivered, or it is not claimed: none becomes a dead letter."""
+    arguments = ("--data", str(tmp_path / "data"))
+    sent = [f"{number}-{'x' * 500_000}" for number in range(40)]
+    with serve(*arguments) as server:
+        client = server.client()
+        source, _ = make_pair(client, VisibilityTimeout="0")
+        for body in sent:
+            send(client, source, body)
+        server.stop()
+    limit = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
+    with serve(*arguments, before=limit) as server:
+        wire = JsonWire(server.url)
+        assert wire.ask("ListQueues", {})[0] == 200
+        others = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+        while len(os.listdir(f"/proc/{server.process.pid}/fd")) < 64:
+            pass
+        wanted = {"QueueUrl": "source", "MaxNumberOfMessages": 10}
+        answers = [wire.ask("ReceiveMessage", wanted) for _ in range(15)]
+        # Bodies that are not in memory cannot be read.
+        assert any(status == 403 for status, _ in answers)
+        for each in others:
+            each.close()
+        assert any(served(server.url) for _ in range(1_000))
+        received = [body for answer in answers for body in received_bodies(answer)]
+        while len(received) < len(sent):
+            more = received_bodies(wire.ask("ReceiveMessage", wanted))
+            assert more
+            received += more
+        assert sorted(received) == sorted(sent)
         wire.close()
         assert server.stop() == 0
 

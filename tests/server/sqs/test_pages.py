@@ -14,6 +14,7 @@ import pytest
 
 from tests.browser import Browser
 from tests.server.sqs.asking import make, send, shown
+from tests.server.sqs.conftest import Local
 
 pytestmark = [pytest.mark.service("chromium"), pytest.mark.service("chromium-driver")]
 
@@ -147,8 +148,24 @@ def refused(server):
     )
 
 
-def test_a_page_of_another_site_changes_nothing(local, tmp_path, record_property):
-    client = local.client()
+@pytest.fixture(params=["without keys", "with keys"])
+def attacked(request, query_data):
+    """A server and a client of its owner."""
+    keys = {} if request.param == "without keys" else {"AKIAOWNER": "a secret of the owner"}
+    server = Local(query_data, keys=keys)
+    try:
+        owner = {
+            name: value
+            for key, secret in keys.items()
+            for name, value in (("aws_access_key_id", key), ("aws_secret_access_key", secret))
+        }
+        yield server, server.client(**owner)
+    finally:
+        server.close()
+
+
+def test_a_page_of_another_site_changes_nothing(attacked, tmp_path, record_property):
+    local, client = attacked
     url = make(client, "target")
     send(client, url, "kept")
     port = local.url.rsplit(":", 1)[1]
