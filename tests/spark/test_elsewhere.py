@@ -23,7 +23,7 @@ import pyspark
 import penstock
 from penstock.backends.remote.daemon import stop_daemon
 from penstock.clock import ManualClock
-from penstock.core.events import Claimed, Deleted, Pushed, QueueCreated
+from penstock.core.events import AnyEvent, Claimed, Deleted, Pushed, QueueCreated
 from penstock.service import QueueSettings
 from penstock.spark import distribute, fold
 from penstock.spark.audit import audit
@@ -301,7 +301,7 @@ PART = 50
 
 def write_lives(store):
     """A journal in which half of the messages are deleted, and each part has one of two claims."""
-    entries = [[QueueCreated(T, 1, "orders", QueueSettings())]]
+    entries: list[list[AnyEvent]] = [[QueueCreated(T, 1, "orders", QueueSettings())]]
     for start in range(1, MESSAGES, PART):
         numbers = range(start, start + PART)
         entries += [[Pushed(T, 1, number, b"%50d" % number)] for number in numbers]

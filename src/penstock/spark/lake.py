@@ -39,7 +39,6 @@ from penstock.spark.versions import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame, SparkSession
 
 VERSION: Final = 2
@@ -83,7 +82,9 @@ class Lake:
             if not marker.exists():
                 if not create:
                     raise LakeUnusable(f"{root}: is not a Penstock lake; `pipeline run` makes one")
-                if root.exists() and (not root.is_dir() or any(map(_is_foreign, root.iterdir()))):
+                if root.exists() and not root.is_dir():
+                    raise LakeUnusable(f"{root}: is not a directory")
+                if root.exists() and any(map(_is_foreign, root.iterdir())):
                     raise LakeUnusable(f"{root}: is not empty and not a Penstock lake")
                 _make(root)
             found = json.loads(marker.read_text())
@@ -479,8 +480,8 @@ class AddedFile:
         return AddAction(self.path, self.size_bytes, of_part, self.modified_ms, True, statistics)
 
 
-def first_line(error: "PySparkException") -> str:
-    """The message of an error of Spark, without the plan and the stack trace that follow it."""
+def first_line(error: Any) -> str:
+    """The message of an error of PySpark or Java, without the plan and stack trace behind it."""
     text = (error.getMessage() or str(error)).strip()
     return text.partition("\n")[0].split(" SQLSTATE")[0]
 
@@ -514,6 +515,8 @@ def our_errors() -> Iterator[None]:
             raise LakeFull(f"{_message(full[0])}: nothing is lost, free some space") from error
         if isinstance(error, PenstockError):
             raise
+        if isinstance(error, OSError) and error.filename is not None:
+            raise LakeUnusable(f"{error.filename}: cannot be used: {error.strerror}") from error
         if ours := _OURS.findall(str(error)):
             name, message = ours[-1]
             raise (error_class([name]) or JournalError)(message.strip()) from error

@@ -15,7 +15,7 @@ from penstock.cli.lake.options import (
 from penstock.cli.list import every_name
 from penstock.cli.session import Session, UsageError
 from penstock.cli.show import table
-from penstock.cli.values import read_count
+from penstock.cli.values import read_count, within
 
 if TYPE_CHECKING:
     from penstock.spark.audit import Verdict
@@ -33,7 +33,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--url", metavar="URL", default=SUPPRESS, help="count against this engine")
     parser.add_argument(
-        "--shown", metavar="N", type=read_count, default=20, help="findings per check"
+        "--shown",
+        metavar="N",
+        type=within(read_count, "0", "1000000"),
+        default=20,
+        help="findings per check",
     )
 
 
@@ -53,6 +57,8 @@ def run(session: Session, arguments: Namespace) -> int:
     if getattr(arguments, "url", None):
         queues = session.queues(arguments)
         engine = {name: queues.stats(name).messages for name in every_name(queues)}
+        if not engine:
+            raise UsageError("--url: there is no queue whose messages could be counted")
     bar = Bar("audit")
     bar.show(0, "")
 

@@ -15,7 +15,7 @@ from penstock.cli.lake.options import (
 from penstock.cli.lake.status import print_lag
 from penstock.cli.lake.watch import Watch, WatchStopped, add_watching, check_watching
 from penstock.cli.session import Session
-from penstock.cli.values import read_size, show_size
+from penstock.cli.values import read_size, show_size, within
 
 if TYPE_CHECKING:
     from penstock.spark.distribute import OpenSpark
@@ -35,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--batch",
         metavar="SIZE",
-        type=read_size,
+        type=within(read_size, "1KiB", "1024GiB"),
         default=256 << 20,
         help="how much of a journal is in one commit (default: 256MiB)",
     )
