@@ -1,6 +1,7 @@
 """Bad input to the commands of the pipeline is one sentence, and changes nothing."""
 
 import io
+import sys
 
 import pytest
 
@@ -68,6 +69,14 @@ def test_a_file_is_not_a_lake(place, capsys, action):
     assert (place / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["a%20b", "a\\b"])
+def test_a_directory_whose_name_delta_misreads_is_refused(place, capsys, name):
+    before = sorted(place.iterdir())
+    assert cli.main(["pipeline", "run", "--journal", "store", "--lake", name]) == 6
+    assert only_sentence(capsys).startswith(f"penstock: {name}: cannot be a lake: ")
+    assert sorted(place.iterdir()) == before
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -112,6 +121,24 @@ def test_a_lake_that_cannot_be_written_is_named_with_the_reason(place, capsys, w
     (lake.path / lock).mkdir()
     assert cli.main(["pipeline", *words, "--lake", "lake"]) == 6
     assert f"{lake.path / lock}: cannot be used: Is a directory" in only_sentence(capsys)
+
+
+class TerminalText(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "--journal", "store"], ["audit"], ["compact", "--keep=0"]]
+)
+def test_at_a_terminal_the_sentence_about_an_error_replaces_the_bar(place, monkeypatch, words):
+    lake = Lake.open("lake", create=True)
+    (lake.path / ".verdicts.lock").mkdir()
+    (lake.path / ".tables.lock").mkdir()
+    shown = TerminalText()
+    monkeypatch.setattr(sys, "stderr", shown)
+    assert cli.main(["pipeline", *words, "--lake", "lake"]) == 6
+    assert shown.getvalue().rpartition("\x1b[K")[2].startswith("penstock: ")
 
 
 def test_an_engine_without_queues_is_no_engine_to_count_with(place, capsys):

@@ -59,20 +59,19 @@ def run(session: Session, arguments: Namespace) -> int:
         engine = {name: queues.stats(name).messages for name in every_name(queues)}
         if not engine:
             raise UsageError("--url: there is no queue whose messages could be counted")
-    bar = Bar("audit")
-    bar.show(0, "")
+    with Bar("audit") as bar:
+        bar.show(0, "")
 
-    def show(part: float) -> None:
-        bar.show(part, "")
+        def show(part: float) -> None:
+            bar.show(part, "")
 
-    if arguments.lake:
-        lake = Lake.open(arguments.lake)
-        verdict = audit(spark, lake, engine, arguments.shown, show, everything=arguments.all)
-    else:
-        [journal] = arguments.journal
-        Stream(journal, arguments.archive).close()
-        verdict = audit_journal(spark, journal, arguments.archive, engine, arguments.shown, show)
-    bar.end()
+        if arguments.lake:
+            lake = Lake.open(arguments.lake)
+            verdict = audit(spark, lake, engine, arguments.shown, show, everything=arguments.all)
+        else:
+            [path] = arguments.journal
+            Stream(path, arguments.archive).close()
+            verdict = audit_journal(spark, path, arguments.archive, engine, arguments.shown, show)
     _print_verdict(session, arguments, verdict)
     return 0 if verdict.holds else _PROBLEM
 

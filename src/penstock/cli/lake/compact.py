@@ -60,9 +60,8 @@ def _drop_events(session: Session, arguments: Namespace, lake: "Lake", spark: "O
     from penstock.spark.retention import drop_before
 
     before_ms = time.time_ns() // 1_000_000 - round(1_000 * arguments.keep)
-    bar = Bar("dropping events")
-    done = drop_before(spark, lake, before_ms, lambda part: bar.show(part, ""))
-    bar.end()
+    with Bar("dropping events") as bar:
+        done = drop_before(spark, lake, before_ms, lambda part: bar.show(part, ""))
     session.print_result(
         arguments,
         {"dropped_messages": done.messages, "dropped_events": done.events},

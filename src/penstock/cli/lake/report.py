@@ -30,15 +30,16 @@ def run(session: Session, arguments: Namespace) -> int:
     # Written beside and renamed: a reader gets the old page or the new one, never a part.
     draft = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        # Before the work, which takes seconds.
+        # Tried before the work, which takes seconds.
         draft.touch()
+        draft.unlink()
     except OSError as error:
         raise UsageError(f"--out: {str(out)!r} cannot be written: {error.strerror}") from None
     try:
-        bar = Bar("report")
-        bar.show(0, "")
-        page, verdict = make_report(open_spark(arguments), lake, lambda part: bar.show(part, ""))
-        bar.end()
+        with Bar("report") as bar:
+            bar.show(0, "")
+            spark = open_spark(arguments)
+            page, verdict = make_report(spark, lake, lambda part: bar.show(part, ""))
         draft.write_text(page)
         draft.replace(out)
     finally:
