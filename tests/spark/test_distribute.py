@@ -74,6 +74,11 @@ def test_an_error_of_a_task_is_raised_again_by_the_class_that_its_text_names(tex
     assert type(caught.value) is kind
 
 
+def test_an_interrupt_that_duckdb_noticed_is_an_interrupt():
+    with pytest.raises(KeyboardInterrupt), our_errors():
+        raise RuntimeError("Query interrupted") from KeyboardInterrupt()
+
+
 @pytest.mark.parametrize("text", ["no error of ours", "mypenstock.errors.InvalidField: x", ""])
 def test_an_error_that_names_no_class_of_the_package_is_left_as_it_is(text):
     with pytest.raises(RuntimeError), our_errors():
@@ -240,3 +245,13 @@ def test_spark_and_arrow_read_the_files_that_duckdb_writes(spark, tmp_path):
         millis = pc.divide(table["instant"].cast(pa.timestamp("us", "UTC")).cast(pa.int64()), 1000)
         at = table.schema.get_field_index("instant")
         assert table.set_column(at, "instant", millis).to_pylist() == rows
+
+
+def test_spark_reads_a_lake_in_a_directory_of_any_name(spark, tmp_path):
+    rows = pa.table({"n": pa.array([1, 2], pa.int64())})
+    for name in ("a space", "é", "100%", "#1", "[ab]", "{1,2}", "a*", "why?"):
+        table = Lake.open(tmp_path / name, create=True).table("numbers", "n bigint")
+        path = table.new_file()
+        pq.write_table(rows, path)
+        table.add([AddedFile.of(table.path, path)], {})
+        assert table.frame(spark).count() == 2, name

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -22,13 +23,27 @@ import pyspark
 import penstock
 from penstock.backends.remote.daemon import stop_daemon
 from penstock.clock import ManualClock
+from penstock.core.events import AnyEvent, Claimed, Deleted, Pushed, QueueCreated
+from penstock.service import QueueSettings
+from penstock.spark import distribute, fold
+from penstock.spark.audit import audit
+from penstock.spark.derive import derive
+from penstock.spark.duck import DuckConnection, read_files
+from penstock.spark.ingest import events_table, ingest
+from penstock.spark.lake import Lake
 from penstock.spark.session import prepare_environment
-from tests.conftest import FULL, IN_CI, QUICK_JVMS, SEED
+from penstock.spark.tables import FINDINGS, QUEUE_EVENTS, TABLES
+from tests.conftest import IN_CI, QUICK_JVMS
+from tests.spark.journals import write_store
+from tests.spark.test_checks import T
+from tests.spark.test_increments import no_spark, rows_of
 
 pytestmark = [pytest.mark.service("default-jre-headless"), pytest.mark.timeout(600)]
 SPARK = Path(pyspark.__file__).parent
 PENSTOCK = Path(sys.executable).with_name("penstock")
 DEAD = 30
+# Never set: waiting for it is a pause.
+PAUSE = threading.Event()
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +119,58 @@ class SparkCluster:
     directory: Path
     workers: set[int]
 
+    @contextlib.contextmanager
+    def stopped(self):
+        """Within this nothing of the workers runs; the executors that have had a task, by worker.
+
+        Parents are stopped before their children are listed, so they start no more of them.
+        """
+        generations = [stop(self.workers)]
+        while processes := stop(children(generations[-1])):
+            generations.append(processes)
+        try:
+            # A worker's children are its executors, and an executor's the processes of Python.
+            yield {
+                worker: executor
+                for worker in self.workers
+                for executor in children([worker])
+                if children([executor])
+            }
+        finally:
+            for process in itertools.chain(*generations):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
+
+
+def children(parents):
+    """The processes that these have started and that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent, *_ = path.read_text().rpartition(")")[2].split()
+            if int(parent) in parents and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+def stop(processes):
+    """Stops processes; none of their threads runs when this returns. Those that had not ended."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGSTOP)
+            found.append(process)
+    while any(state not in "TZX" for process in found for state in thread_states(process)):
+        PAUSE.wait(0.001)
+    return found
+
+
+def thread_states(process):
+    """The state of each thread, as in /proc."""
+    for path in Path(f"/proc/{process}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            yield path.read_text().rpartition(")")[2].split()[0]
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
@@ -114,11 +181,11 @@ def cluster(tmp_path_factory):
     with contextlib.ExitStack() as stack:
         found = r"(spark://127\.0\.0\.1:\d+)"
         url = stack.enter_context(started(directory, found, "spark-class", *master))
-        before = set(children(os.getpid()))
+        before = set(children([os.getpid()]))
         for _ in range(2):
             registered = "(registered with master)"
             stack.enter_context(started(directory, registered, "spark-class", *worker, url))
-        yield SparkCluster(url, directory, set(children(os.getpid())) - before)
+        yield SparkCluster(url, directory, set(children([os.getpid()])) - before)
 
 
 @pytest.fixture(scope="module")
@@ -196,79 +263,113 @@ def test_java_from_pypi_is_used_where_none_is_installed(place, server, tmp_path)
 
 # Small parts, and every one of them a task: what a large lake would have.
 RUNS_AND_AUDITS = """
-import sys
+import sys, threading
 from penstock import cli
-from penstock.spark import distribute, fold, ingest
+from penstock.spark import distribute, fold, ingest, judge
 from penstock.spark.audit import audit
 from penstock.spark.derive import derive
 from penstock.spark.lake import Lake
 from penstock.spark.session import make_session
 
-journal, path, url, master, java_options = sys.argv[1:]
-distribute.LOCAL_MAX, ingest._FEW_SPANS, fold.PART_MESSAGES = 0, 0, 100
+journal, path, url, master, part_messages, java_options = sys.argv[1:]
+distribute.LOCAL_MAX, ingest._FEW_SPANS, judge.TASK_ROWS = 0, 0, 0
+fold.PART_MESSAGES = int(part_messages)
 conf = {"spark.executor.memory": "600m", "spark.executor.cores": "1", "spark.cores.max": "2"}
 conf |= {"spark.sql.shuffle.partitions": "2", "spark.executor.extraJavaOptions": java_options}
 spark = make_session(master=master, conf=conf)
+
+def count_tasks():
+    tracker = spark.sparkContext.statusTracker()
+    for _ in sys.stdin:
+        stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
+        print(sum(stage.numTasks for stage in stages), flush=True)
+
 lake = Lake.open(path, create=True)
 print("ready", flush=True)
-ingest.ingest(lambda: spark, lake, journal, span_bytes=20_000)
-made = derive(lambda: spark, lake)
+threading.Thread(target=count_tasks, daemon=True).start()
+ingest.ingest(lambda: spark, lake, journal, span_bytes=5_000)
+derive(lambda: spark, lake)
 verdict = audit(lambda: spark, lake)
-print(made.parts, verdict.events, verdict.holds, flush=True)
+print(verdict.events, verdict.judged_parts, flush=True)
 there = ["--master", master, "--lake", path, "--to", "orders", "--url", url]
 for _ in range(2):
     cli.main(["pipeline", "replay", "--where", "message <= 30", *there])
 """
+MESSAGES = 500
+PART = 50
 
 
-def children(*parents):
-    """The processes that these have started and that still run."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[1]) in parents:
-                found.append(int(path.parent.name))
-    return found
+def write_lives(store):
+    """A journal in which half of the messages are deleted, and each part has one of two claims."""
+    entries: list[list[AnyEvent]] = [[QueueCreated(T, 1, "orders", QueueSettings())]]
+    for start in range(1, MESSAGES, PART):
+        numbers = range(start, start + PART)
+        entries += [[Pushed(T, 1, number, b"%50d" % number)] for number in numbers]
+        for number in numbers[::2]:
+            entries += [[Claimed(T, 1, number, 1, T + 30_000)], [Deleted(T, 1, number, 1)]]
+        entries += [[Claimed(T, 1, start + 1, epoch, T + 30_000)] for epoch in (1, 2)]
+    write_store(store, entries)
+    return sum(map(len, entries))
 
 
 def test_a_run_on_a_cluster_completes_when_an_executor_and_a_worker_are_killed(
-    place, cluster, tmp_path
+    place, cluster, tmp_path, monkeypatch
 ):
-    """An executor dies without warning, then a worker in the audit; one is left for the replay.
+    """In the middle of ingest and of the tables an executor dies, in that of the audit a worker.
 
-    The executor dies in ingest or in the tables, by the seed of the run; with larger figures, both.
+    What is left gives the rows and findings of a run without Spark.
     """
-    phases = ["events/_staging-*", "_tables", "_audit"]
-    if not FULL:
-        del phases[SEED % 2]
-    messages = 2_000
-    with penstock.connect(f"file:{tmp_path / 'store'}?embedded=1") as queues:
-        queues.create("orders")
-        for start in range(0, messages, 100):
-            queues.push_many("orders", [b"%50d" % n for n in range(start, start + 100)])
-        for _ in range(messages // 20):
-            for claim in queues.pull_many("orders", 10):
-                queues.delete(claim)
+    events = write_lives(tmp_path / "store")
     words = [sys.executable, "-c", RUNS_AND_AUDITS, str(tmp_path / "store"), str(tmp_path / "lake")]
-    words += [f"file:{place / 'target'}", cluster.url, QUICK_JVMS["SPARK_SUBMIT_OPTS"]]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    for work in phases:
-        # A worker's children are its executors.
-        while not list((tmp_path / "lake").glob(f"{work}/progress-*/*")) or not (
-            executors := children(*cluster.workers)
-        ):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                pytest.fail(f"it ended before {work} had a part, with {process.wait(timeout=0.02)}")
-        os.kill(min(cluster.workers) if work == "_audit" else executors[0], signal.SIGKILL)
-    output, _ = process.communicate(timeout=500)
+    words += [f"file:{place / 'target'}", cluster.url, str(PART), QUICK_JVMS["SPARK_SUBMIT_OPTS"]]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd=tmp_path
+    ) as process:
+        try:
+            output = kill_in_each_phase(process, cluster, tmp_path / "lake")
+        finally:
+            process.kill()
     assert process.returncode == 0
     figures, first, second = output.splitlines()
-    assert figures.split() == [str(messages // 100 + 1), str(2 * messages + 1), "True"]
     assert first == "sent 30 messages to orders"
     assert second == "sent 0 messages to orders; 30 were sent before under the name 'orders'"
-    assert arrived(place) == list(range(30))
-    # The work was done by executors: they left directories.
-    assert list(cluster.directory.glob("app-*/*"))
+    assert arrived(place) == list(range(1, 31))
+
+    for module, name, value in ((fold, "PART_MESSAGES", PART), (distribute, "LOCAL_MAX", 1_000)):
+        monkeypatch.setattr(module, name, value)
+    alone = Lake.open(tmp_path / "alone", create=True)
+    ingest(no_spark, alone, str(tmp_path / "store"))
+    derive(no_spark, alone)
+    verdict = audit(no_spark, alone, shown_max=0)
+    assert figures.split() == [str(events), str(verdict.judged_parts)]
+    assert verdict.counts["one holder"] == MESSAGES // PART
+    lake = Lake.open(tmp_path / "lake")
+    for table in (*TABLES, QUEUE_EVENTS, FINDINGS):
+        assert rows_of(lake, table) == rows_of(alone, table), table.name
+    assert event_rows(lake) == event_rows(alone)
+
+
+def kill_in_each_phase(process, cluster, lake):
+    """Kills an executor or worker with the job stopped in its middle; what the process prints."""
+    assert process.stdout.readline() == "ready\n"
+    for work in ("events/_staging-*", "_tables", "_audit"):
+        while not list(lake.glob(f"{work}/progress-*/*")):
+            assert process.poll() is None, f"it ended before {work} had a part"
+            PAUSE.wait(0.002)
+        with cluster.stopped() as executors:
+            process.stdin.write("\n")
+            tasks = int(process.stdout.readline())
+            done = len(list(lake.glob(f"{work}/progress-*/*")))
+            # An executor has one core, so at least one task is not begun.
+            assert 0 < done < tasks - len(executors), (work, done, tasks)
+            worker, executor = min(executors.items())
+            os.kill(worker if work == "_audit" else executor, signal.SIGKILL)
+    output, _ = process.communicate(timeout=500)
+    return output
+
+
+def event_rows(lake):
+    """The rows of `events`."""
+    with DuckConnection() as duck:
+        source = read_files(*(each.path for each in events_table(lake).files()))
+        return sorted(map(repr, duck.fetch(f"SELECT * FROM {source}")))

@@ -206,11 +206,13 @@ def check_sql(lake, kinds, capsys):
     assert capsys.readouterr().out.splitlines() == ["kind,n", *lines]
     assert cli.main([*words, "select queue, null as x from queue_status order by 1"]) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == ["queue", "x"]
-    assert cli.main([*words, "select nothing from events"]) == 3
-    output = capsys.readouterr()
-    assert "query: " in output.err
-    assert "`nothing` cannot be resolved" in output.err
-    assert len(output.err.splitlines()) == 1
+    # Refused before it is run, and when it meets a value.
+    for wrong, said in (("nothing", "`nothing` cannot be resolved"), ("int(kind)", "be cast to")):
+        assert cli.main([*words, f"select {wrong} from events"]) == 3
+        output = capsys.readouterr()
+        assert output.err.startswith("penstock: query: ")
+        assert said in output.err
+        assert len(output.err.splitlines()) == 1
 
 
 def check_shell(lake, kinds, capsys):

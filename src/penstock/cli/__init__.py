@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_stdout()
         return READER_GONE
     except OSError as error:
-        print_error(UsageError(error.strerror or str(error)))
+        why = error.strerror or str(error)
+        print_error(UsageError(why if error.filename is None else f"{error.filename}: {why}"))
         _discard_stdout()
         return USAGE
     except (PenstockError, UsageError) as error:

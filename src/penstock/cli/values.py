@@ -6,8 +6,9 @@ Each `read_…` function is an argparse type: it takes text and raises ArgumentT
 
 import re
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 from penstock.service import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
@@ -17,6 +18,7 @@ _SIZE: Final = re.compile(r"(-?[0-9]+)(B|KiB|MiB|GiB)?", re.ASCII)
 _UNITS_BYTES: Final = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024, "B": 1}
 # Longer than any valid number; it also keeps an error to one short line.
 _CHARS_MAX: Final = 30
+N = TypeVar("N", int, float)
 
 
 def read_duration(text: str) -> float:
@@ -42,6 +44,18 @@ def read_count(text: str) -> int:
     if len(text) > _CHARS_MAX or not re.fullmatch(r"-?[0-9]+", text, re.ASCII):
         raise ArgumentTypeError(f"{_short(text)} is not a whole number")
     return int(text)
+
+
+def within(read: Callable[[str], N], least: str, most: str) -> Callable[[str], N]:
+    """The same reader for values from `least` to `most`, which are texts that it reads."""
+
+    def read_within(text: str) -> N:
+        value = read(text)
+        if not read(least) <= value <= read(most):
+            raise ArgumentTypeError(f"{_short(text)} is outside {least} to {most}")
+        return value
+
+    return read_within
 
 
 def read_pair(text: str) -> tuple[str, str]:

@@ -39,7 +39,6 @@ from penstock.spark.versions import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame, SparkSession
 
 VERSION: Final = 2
@@ -53,6 +52,9 @@ PART: Final = "part"
 # Opened tables, each with the newest commit that it had then.
 _snapshots: Final[dict[Path, "_Snapshot"]] = {}
 _SNAPSHOTS_MAX: Final = 64
+_MISREAD: Final = re.compile(r"%[0-9a-fA-F]{2}|\\")
+# The characters that have a meaning in Hadoop's patterns of paths.
+_PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
 
 
 class LakeUnusable(JournalError):
@@ -83,8 +85,15 @@ class Lake:
             if not marker.exists():
                 if not create:
                     raise LakeUnusable(f"{root}: is not a Penstock lake; `pipeline run` makes one")
-                if root.exists() and (not root.is_dir() or any(map(_is_foreign, root.iterdir()))):
+                if root.exists() and not root.is_dir():
+                    raise LakeUnusable(f"{root}: is not a directory")
+                if root.exists() and any(map(_is_foreign, root.iterdir())):
                     raise LakeUnusable(f"{root}: is not empty and not a Penstock lake")
+                if _MISREAD.search(str(root.absolute())):
+                    raise LakeUnusable(
+                        f"{root}: cannot be a lake: Delta takes a backslash, or % before two "
+                        "hexadecimal digits, in the name of a directory for something else"
+                    )
                 _make(root)
             found = json.loads(marker.read_text())
         except OSError as error:
@@ -235,11 +244,11 @@ class Table:
 
     def frame(self, spark: "SparkSession", seen: DeltaTable | None = None) -> "DataFrame":
         """The table's rows, as of `seen` if that is given."""
-        delta = seen or self.delta()
-        uris = [] if delta is None else delta.file_uris()
-        if not uris:
+        # Delta's own URIs are quoted, and Spark takes a path as a pattern that is not.
+        paths = [_PATTERN.sub(r"\\\g<0>", each.path) for each in self.files(seen)]
+        if not paths:
             return spark.createDataFrame([], self.schema)
-        return spark.read.schema(self.schema).parquet(*uris)
+        return spark.read.schema(self.schema).parquet(*paths)
 
     def rows(self) -> int:
         """How many rows the table holds, by its own statistics."""
@@ -479,8 +488,8 @@ class AddedFile:
         return AddAction(self.path, self.size_bytes, of_part, self.modified_ms, True, statistics)
 
 
-def first_line(error: "PySparkException") -> str:
-    """The message of an error of Spark, without the plan and the stack trace that follow it."""
+def first_line(error: Any) -> str:
+    """The message of an error of PySpark or Java, without the plan and stack trace behind it."""
     text = (error.getMessage() or str(error)).strip()
     return text.partition("\n")[0].split(" SQLSTATE")[0]
 
@@ -508,12 +517,17 @@ def our_errors() -> Iterator[None]:
     except UnavailableError:
         raise
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            # DuckDB raises an error of its own when Ctrl-C ends its query.
+            raise KeyboardInterrupt from error
         kind = type(error)
         text = f"{kind.__module__}.{kind.__qualname__}: {error}"
         if full := _NO_ROOM.search(text):
             raise LakeFull(f"{_message(full[0])}: nothing is lost, free some space") from error
         if isinstance(error, PenstockError):
             raise
+        if isinstance(error, OSError) and error.filename is not None:
+            raise LakeUnusable(f"{error.filename}: cannot be used: {error.strerror}") from error
         if ours := _OURS.findall(str(error)):
             name, message = ours[-1]
             raise (error_class([name]) or JournalError)(message.strip()) from error

@@ -114,7 +114,9 @@ class _Split:
         with DuckConnection(len(os.sched_getaffinity(0))) as duck:
             parts = self._choose(duck, before_ms, chosen)
             queues = self.scratch / "queues.parquet"
-            duck.files("queues", [e.path for e in table_of(self.lake, QUEUES).files()], {})
+            duck.files(
+                "queues", [e.path for e in table_of(self.lake, QUEUES).files()], QUEUES.types
+            )
             if parts:
                 duck.write("SELECT * FROM queues", str(queues))
         if not parts:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_VERSION_MIN: Final = 17
+_LOCAL: Final = "local[*]"
 _PACKAGES: Final = ("pyspark", "pandas", "pyarrow", "numpy", "deltalake", "duckdb")
 _NO_JAVA: Final = (
     f"the pipeline needs Java {JAVA_VERSION_MIN} or newer: install one and set JAVA_HOME, "
@@ -103,7 +104,7 @@ def make_session(
         builder = builder.remote(remote)
     else:
         prepare_environment()
-        builder = builder.master(master or "local[*]")
+        builder = builder.master(master or _LOCAL)
         settings |= LOCAL_SETTINGS
     for key, value in {**settings, **(conf or {})}.items():
         builder = builder.config(key, value)
@@ -112,7 +113,8 @@ def make_session(
     except Exception as error:
         # Py4J and gRPC raise types of their own; whatever it is, there is no session.
         first = str(error).strip().partition("\n")[0]
-        raise SparkMissing(f"Spark did not start at {remote or master}: {first}") from error
+        where = remote or master or _LOCAL
+        raise SparkMissing(f"Spark did not start at {where}: {first}") from error
 
 
 def _quiet_errors() -> None:

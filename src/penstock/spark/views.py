@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from penstock.errors import InvalidField
@@ -50,3 +51,9 @@ def _spark_errors() -> Iterator[None]:
             yield
     except PySparkException as error:
         raise InvalidField(f"query: {first_line(error)}") from None
+    except Py4JJavaError as error:
+        # A row on which the query fails: Java's threads wrap that error several times.
+        cause = error.java_exception
+        while cause.getCause() is not None:
+            cause = cause.getCause()
+        raise InvalidField(f"query: {first_line(cause)}") from None

@@ -15,7 +15,7 @@ from penstock.cli.lake.options import (
 from penstock.cli.list import every_name
 from penstock.cli.session import Session, UsageError
 from penstock.cli.show import table
-from penstock.cli.values import read_count
+from penstock.cli.values import read_count, within
 
 if TYPE_CHECKING:
     from penstock.spark.audit import Verdict
@@ -33,7 +33,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--url", metavar="URL", default=SUPPRESS, help="count against this engine")
     parser.add_argument(
-        "--shown", metavar="N", type=read_count, default=20, help="findings per check"
+        "--shown",
+        metavar="N",
+        type=within(read_count, "0", "1000000"),
+        default=20,
+        help="findings per check",
     )
 
 
@@ -53,20 +57,21 @@ def run(session: Session, arguments: Namespace) -> int:
     if getattr(arguments, "url", None):
         queues = session.queues(arguments)
         engine = {name: queues.stats(name).messages for name in every_name(queues)}
-    bar = Bar("audit")
-    bar.show(0, "")
+        if not engine:
+            raise UsageError("--url: there is no queue whose messages could be counted")
+    with Bar("audit") as bar:
+        bar.show(0, "")
 
-    def show(part: float) -> None:
-        bar.show(part, "")
+        def show(part: float) -> None:
+            bar.show(part, "")
 
-    if arguments.lake:
-        lake = Lake.open(arguments.lake)
-        verdict = audit(spark, lake, engine, arguments.shown, show, everything=arguments.all)
-    else:
-        [journal] = arguments.journal
-        Stream(journal, arguments.archive).close()
-        verdict = audit_journal(spark, journal, arguments.archive, engine, arguments.shown, show)
-    bar.end()
+        if arguments.lake:
+            lake = Lake.open(arguments.lake)
+            verdict = audit(spark, lake, engine, arguments.shown, show, everything=arguments.all)
+        else:
+            [path] = arguments.journal
+            Stream(path, arguments.archive).close()
+            verdict = audit_journal(spark, path, arguments.archive, engine, arguments.shown, show)
     _print_verdict(session, arguments, verdict)
     return 0 if verdict.holds else _PROBLEM
 

@@ -2,12 +2,16 @@
 
 import sys
 import time
+from typing import Self
 
 from penstock.cli.values import show_duration
 
 
 class Bar:
-    """The progress of one piece of work; nothing is shown if stderr is not a terminal."""
+    """The progress of one piece of work; leaving the context removes the line.
+
+    Nothing is shown if stderr is not a terminal.
+    """
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -27,10 +31,14 @@ class Bar:
             sys.stderr.write(f"\r\x1b[K{self._label} {filled:·<20} {part:4.0%} {text}")
             sys.stderr.flush()
 
-    def end(self) -> None:
-        """Removes the line."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Also after an error: the sentence about it must not follow the bar on its line.
         if self._shown:
             sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 def show_left(left: int, rate: float) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.cli.lake.bar import Bar
 from penstock.cli.lake.options import add_lake, add_spark, spark_opener
 from penstock.cli.session import Session
-from penstock.cli.values import read_duration
+from penstock.cli.values import read_count, read_duration, within
 
 if TYPE_CHECKING:
     from penstock.spark.distribute import OpenSpark
@@ -26,11 +26,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--keep",
         metavar="DURATION",
-        type=read_duration,
+        type=within(read_duration, "0s", "36500d"),
         help="drop events of messages that ended longer ago, such as 90d (default: drop none)",
     )
     parser.add_argument(
-        "--keep-hours", metavar="N", type=int, default=168, help="keep old versions (default: 168)"
+        "--keep-hours",
+        metavar="N",
+        type=within(read_count, "0", "876000"),
+        default=168,
+        help="keep old versions (default: 168)",
     )
 
 
@@ -56,9 +60,8 @@ def _drop_events(session: Session, arguments: Namespace, lake: "Lake", spark: "O
     from penstock.spark.retention import drop_before
 
     before_ms = time.time_ns() // 1_000_000 - round(1_000 * arguments.keep)
-    bar = Bar("dropping events")
-    done = drop_before(spark, lake, before_ms, lambda part: bar.show(part, ""))
-    bar.end()
+    with Bar("dropping events") as bar:
+        done = drop_before(spark, lake, before_ms, lambda part: bar.show(part, ""))
     session.print_result(
         arguments,
         {"dropped_messages": done.messages, "dropped_events": done.events},

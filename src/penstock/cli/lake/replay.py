@@ -54,27 +54,26 @@ def run(session: Session, arguments: Namespace) -> int:
     lake = Lake.open(arguments.lake)
     queues = session.queues(arguments)
     queues.describe(arguments.to)
-    bar = Bar(f"replaying to {arguments.to}")
+    with Bar(f"replaying to {arguments.to}") as bar:
 
-    def show_progress(done: int, total: int) -> None:
-        rate = bar.rate(done)
-        bar.show(
-            done / total, f"{done:,} of {total:,}, {rate:,.0f}/s{show_left(total - done, rate)}"
+        def show_progress(done: int, total: int) -> None:
+            rate = bar.rate(done)
+            bar.show(
+                done / total, f"{done:,} of {total:,}, {rate:,.0f}/s{show_left(total - done, rate)}"
+            )
+
+        bar.show(0, "choosing messages")
+        outcome = replay(
+            open_spark(arguments),
+            lake,
+            queues,
+            arguments.where,
+            arguments.to,
+            name=arguments.name,
+            rate=arguments.rate,
+            dry_run=arguments.dry_run,
+            progress=show_progress,
         )
-
-    bar.show(0, "choosing messages")
-    outcome = replay(
-        open_spark(arguments),
-        lake,
-        queues,
-        arguments.where,
-        arguments.to,
-        name=arguments.name,
-        rate=arguments.rate,
-        dry_run=arguments.dry_run,
-        progress=show_progress,
-    )
-    bar.end()
     _print_outcome(session, arguments, outcome)
     return 0 if outcome.matched and not outcome.bodiless and not outcome.refused else _NOT_ALL
 

@@ -27,13 +27,19 @@ def run(session: Session, arguments: Namespace) -> int:
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise UsageError(f"--out: {str(out)!r} cannot be written: name a file in a directory")
     lake = Lake.open(arguments.lake)
-    bar = Bar("report")
-    bar.show(0, "")
-    page, verdict = make_report(open_spark(arguments), lake, lambda part: bar.show(part, ""))
-    bar.end()
     # Written beside and renamed: a reader gets the old page or the new one, never a part.
     draft = out.with_name(f".{out.name}.{os.getpid()}")
     try:
+        # Tried before the work, which takes seconds.
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        raise UsageError(f"--out: {str(out)!r} cannot be written: {error.strerror}") from None
+    try:
+        with Bar("report") as bar:
+            bar.show(0, "")
+            spark = open_spark(arguments)
+            page, verdict = make_report(spark, lake, lambda part: bar.show(part, ""))
         draft.write_text(page)
         draft.replace(out)
     finally:

@@ -15,7 +15,7 @@ from penstock.cli.lake.options import (
 from penstock.cli.lake.status import print_lag
 from penstock.cli.lake.watch import Watch, WatchStopped, add_watching, check_watching
 from penstock.cli.session import Session
-from penstock.cli.values import read_size, show_size
+from penstock.cli.values import read_size, show_size, within
 
 if TYPE_CHECKING:
     from penstock.spark.distribute import OpenSpark
@@ -35,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--batch",
         metavar="SIZE",
-        type=read_size,
+        type=within(read_size, "1KiB", "1024GiB"),
         default=256 << 20,
         help="how much of a journal is in one commit (default: 256MiB)",
     )
@@ -167,29 +167,27 @@ def _update_lake(
     from penstock.spark.ingest import ingest, lag
 
     for journal in arguments.journal:
-        bar = _ReadingBar(f"reading {journal}")
+        with _ReadingBar(f"reading {journal}") as bar:
 
-        def show(found: "Lag", bar: _ReadingBar = bar) -> None:
-            bar.read(found)
-            if watch is not None:
-                watch.show_progress(lake, found)
-                # A batch is committed: what is read so far stays.
-                watch.check()
+            def show(found: "Lag", bar: _ReadingBar = bar) -> None:
+                bar.read(found)
+                if watch is not None:
+                    watch.show_progress(lake, found)
+                    # A batch is committed: what is read so far stays.
+                    watch.check()
 
-        show(lag(lake, journal, arguments.archive))
-        ingest(
-            spark,
-            lake,
-            journal,
-            arguments.archive,
-            batch_bytes=arguments.batch,
-            progress=show,
-        )
-        bar.end()
-    tables = Bar("tables")
-    tables.show(0, "")
-    derive(spark, lake, lambda part: tables.show(part, ""), rebuild=rebuild)
-    tables.end()
+            show(lag(lake, journal, arguments.archive))
+            ingest(
+                spark,
+                lake,
+                journal,
+                arguments.archive,
+                batch_bytes=arguments.batch,
+                progress=show,
+            )
+    with Bar("tables") as tables:
+        tables.show(0, "")
+        derive(spark, lake, lambda part: tables.show(part, ""), rebuild=rebuild)
 
 
 class _ReadingBar(Bar):

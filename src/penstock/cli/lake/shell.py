@@ -4,6 +4,7 @@ A query ends with a semicolon, so it may have several lines. As in `pipeline sql
 restricted. The tables are those of the moment the shell was started, or of the last `refresh;`.
 """
 
+import re
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 _PROMPT: Final = "lake> "
 _MORE: Final = "   -> "
 _ENDS: Final = ("exit", "quit")
+_COMMENT: Final = r"--[^\n]*|/\*.*?(?:\*/|\Z)"
+# Quoted texts and comments, closed or not yet, whose semicolons end nothing; and one that does.
+_PARTS: Final = re.compile(
+    r"""'(?:\\.|[^'\\])*(?:'|\Z)|"(?:\\.|[^"\\])*(?:"|\Z)|`[^`]*(?:`|\Z)|;|""" + _COMMENT, re.DOTALL
+)
+_NOTHING: Final = re.compile(rf"(?:\s|;|{_COMMENT})*", re.DOTALL)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -70,22 +77,14 @@ def _queries(lines: "TextIO", *, shows_prompt: bool) -> Iterator[str]:
         held += line
         while (end := _semicolon(held)) >= 0:
             query, held = held[:end].strip(), held[end + 1 :]
-            if query:
+            if not _NOTHING.fullmatch(query):
                 yield query
         if not line:
-            if held.strip():
+            if not _NOTHING.fullmatch(held):
                 yield held.strip()
             return
 
 
 def _semicolon(text: str) -> int:
-    """Where the first semicolon outside of quotes is, -1 if there is none."""
-    quote = ""
-    for at, character in enumerate(text):
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"`":
-            quote = character
-        elif character == ";":
-            return at
-    return -1
+    """Where the first semicolon outside of quotes and comments is, -1 if there is none."""
+    return next((found.start() for found in _PARTS.finditer(text) if found[0] == ";"), -1)

@@ -32,12 +32,12 @@ def run(session: Session, arguments: Namespace) -> int:
         print_lag(session, arguments, lag(lake, journal, arguments.archive))
     events = events_table(lake)
     delta = events.delta()
-    newest = None if delta is None else delta.version()
-    rows = [("events", f"{events.rows():,}", "-" if newest is None else "current")]
+    rows = [("events", f"{events.rows():,}", "-" if delta is None else "current")]
     for each in TABLES:
         derived = table_of(lake, each)
-        current = is_current(derived, delta)
-        rows.append((each.name, f"{derived.rows():,}", "current" if current else "behind"))
+        state = "current" if is_current(derived, delta) else "behind"
+        # Without events there is nothing to be behind of.
+        rows.append((each.name, f"{derived.rows():,}", "-" if delta is None else state))
     dropped = count_dropped(lake)
     if not arguments.json:
         print(table(("table", "rows", "state"), rows))

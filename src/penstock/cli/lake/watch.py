@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.cli.session import UsageError
-from penstock.cli.values import read_count, read_duration
+from penstock.cli.values import read_count, read_duration, within
 from penstock.spark.session import require_packages
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.spark.ingest import Lag
     from penstock.spark.lake import Lake
 
-_PORT_MAX: Final = (1 << 16) - 1
 # How long the command of --on-finding may run: the rounds wait for it.
 COMMAND_TIMEOUT_S: Final = 600.0
 _POLL_S: Final = 0.2
@@ -47,7 +46,7 @@ def add_watching(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--every",
         metavar="DURATION",
-        type=read_duration,
+        type=within(read_duration, "100ms", "30d"),
         default=30.0,
         help="with --watch: the time between two rounds (default: 30s)",
     )
@@ -60,7 +59,7 @@ def add_watching(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--metrics-port",
         metavar="PORT",
-        type=read_count,
+        type=within(read_count, "1", "65535"),
         help="with --watch: audit each round, and answer Prometheus on 127.0.0.1",
     )
 
@@ -73,8 +72,6 @@ def check_watching(arguments: Namespace) -> None:
     for name in ("on_finding", "metrics_port"):
         if getattr(arguments, name) is not None and not arguments.watch:
             raise UsageError(f"--{name.replace('_', '-')}: needs --watch")
-    if arguments.metrics_port is not None and arguments.metrics_port > _PORT_MAX:
-        raise UsageError(f"--metrics-port: is at most {_PORT_MAX}")
     if arguments.metrics_port is not None:
         require_packages("prometheus_client")
 
