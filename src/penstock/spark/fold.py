@@ -1,7 +1,8 @@
 """The work of one task of a run: every table in parts, for some ranges of a shard's messages.
 
-The events of a range are read once; the queries of the tables run over them in one process, and
-each table gets one file for each part.
+The events of a range are read once; the queries of the tables run over them in one process, once
+for all parts that are made, and each table gets one file for each part. `part_number` in the tables
+of the connection says which part a row is of.
 
 Where many messages of a range have ended, they become a closed part of their own, and the rest is
 the open part (`spark.seals`). An event of a message that has not ended then costs a fold of the
