@@ -7,7 +7,8 @@ a tenth of the events, then all of them. What is timed, each against a contestan
              that decodes the same bytes into the same columns, per core, and a source that decodes
              nothing (`benchmarks.prebuilt`): what Spark costs by itself
     lake     journal to Delta table, and the tables made of it; beside it DuckDB, the same queries
-             in one process with as many threads
+             in one process with as many threads, and what reading the events and writing the rows
+             of all tables takes without any query
     audit    every check over the lake's fold, warm; beside it DuckDB, the same queries over the
              events, fold included
     new      the last hundredth of the journal: run and audit, beside making all tables and
@@ -316,6 +317,41 @@ def tables_by_duckdb(path: str) -> float:
     return took_s
 
 
+def copy_tables(path: str) -> float:
+    """The seconds of reading the events and writing all rows of the tables in parts: no queries.
+
+    Each table in parts is written from its own files, so the rows are read as well.
+    """
+    from penstock.spark.derive import table_of
+    from penstock.spark.duck import GROUP_ROWS, SMALL_GROUP_ROWS, DuckConnection, read_files
+    from penstock.spark.fold import EVENT_COLUMNS, load_kinds
+    from penstock.spark.ingest import events_table
+    from penstock.spark.lake import Lake
+    from penstock.spark.tables import PART_TABLES
+
+    lake = Lake.open(path)
+    events = [each.path for each in events_table(lake).files()]
+    parts = [
+        (each.path, SMALL_GROUP_ROWS if table.order else GROUP_ROWS)
+        for table in PART_TABLES
+        for each in table_of(lake, table).files()
+    ]
+
+    def body(number: int) -> None:
+        with DuckConnection() as duck:
+            load_kinds(duck)
+            for file in events[number::CORES]:
+                columns = f"SELECT {EVENT_COLUMNS} FROM {read_files(file)}"
+                duck.fetch(f"SELECT count(COLUMNS(*)) FROM ({columns})")
+            for file, group_rows in parts[number::CORES]:
+                duck.write(
+                    f"SELECT * FROM {read_files(file)}", f"{path}/copied-{number}", group_rows
+                )
+        Path(path, f"copied-{number}").unlink()
+
+    return timed_in_threads(CORES, body)
+
+
 def audit_by_spark(path: str, held: Mapping[str, int], expected: int) -> float:
     """The seconds of judging everything. Raises Void if it finds anything."""
     from penstock.spark import distribute
@@ -510,6 +546,7 @@ def measure(directory: Path, events: int, rounds: int, rows: int) -> SparkFigure
         lake = spark.call(fill_lake, large.stores, lakes["large"], large.events)
         lake["tenth_s"] = first["tables_s"]
         lake["duckdb_s"] = duck.call(tables_by_duckdb, lakes["large"])
+        lake["copied_s"] = duck.call(copy_tables, lakes["large"])
         spark.call(audit_by_spark, lakes["small"], small.held, small.events)
         # Two rounds: an audit takes long enough to vary little, and the whole run at most minutes.
         audit = interleave(
@@ -618,6 +655,7 @@ def show(run: SparkFigures) -> None:
             row("journal to lake", [events / run.lake["bronze_s"]]),
             row("lake to its tables", [events / run.lake["tables_s"]]),
             row("lake to its tables, DuckDB", [events / run.lake["duckdb_s"]]),
+            row("lake to its tables, reading and writing alone", [events / run.lake["copied_s"]]),
             row("1% new: run and audit", [run.lake["new_events"] / run.lake["new_s"]]),
             *(row(f"audit, {name}", rates) for name, rates in audits.items()),
         ],

@@ -13,7 +13,10 @@ from benchmarks import chaos, harness  # noqa: E402
 from penstock.journal.reader import JournalReader  # noqa: E402
 from penstock.spark.blocks import blocks  # noqa: E402
 from penstock.spark.checks import SCHEMA, check_events  # noqa: E402
+from penstock.spark.derive import derive  # noqa: E402
 from penstock.spark.duck import DuckConnection  # noqa: E402
+from penstock.spark.ingest import ingest  # noqa: E402
+from penstock.spark.lake import Lake  # noqa: E402
 from penstock.spark.stream import Stream  # noqa: E402
 
 
@@ -96,3 +99,16 @@ def test_every_target_is_computed_from_ratios_within_a_round():
         "1% new, time / rebuild": 0.05,
         "sink / client in tens": 6,
     }
+
+
+def test_copying_the_tables_leaves_the_lake_as_it_was(made, tmp_path):
+    lake = Lake.open(tmp_path / "lake", create=True)
+    ingest(no_spark, lake, str(made.path))
+    derive(no_spark, lake)
+    before = sorted(path for path in lake.path.rglob("*") if path.is_file())
+    assert spark.copy_tables(str(lake.path)) > 0
+    assert sorted(path for path in lake.path.rglob("*") if path.is_file()) == before
+
+
+def no_spark():
+    raise AssertionError("Spark was started")

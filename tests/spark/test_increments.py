@@ -374,12 +374,13 @@ def test_messages_that_have_ended_are_closed_and_made_again_only_if_one_has_an_e
 def test_a_regular_life_gives_the_same_rows_when_its_events_are_folded_one_by_one(
     tmp_path, monkeypatch
 ):
-    """The fast path for regular lives, in `messages` and `attempts`, equals the general one."""
+    """What all other tables take from the folds of regular lives equals the general path."""
+    others = [each for each in TABLES if each not in (FOLDS, IRREGULAR_EVENTS)]
     monkeypatch.setattr(distribute, "LOCAL_MAX", 1_000)
     lake = Lake.open(tmp_path / "lake", create=True)
     add_events(lake, journal(6, "a" * 32, 0))
     derive(no_spark, lake)
-    short = {each.name: rows_of(lake, each) for each in (MESSAGES, ATTEMPTS)}
+    short = {each.name: rows_of(lake, each) for each in others}
     assert "True" in " ".join(rows_of(lake, FOLDS))
 
     def none_is_regular(name):
@@ -389,7 +390,7 @@ def test_a_regular_life_gives_the_same_rows_when_its_events_are_folded_one_by_on
 
     monkeypatch.setattr(tables, "load_query", none_is_regular)
     derive(no_spark, lake, rebuild=True)
-    assert {each.name: rows_of(lake, each) for each in (MESSAGES, ATTEMPTS)} == short
+    assert {each.name: rows_of(lake, each) for each in others} == short
 
 
 def test_percentiles_of_a_histogram_are_at_most_one_percent_off():
@@ -399,18 +400,16 @@ def test_percentiles_of_a_histogram_are_at_most_one_percent_off():
     with DuckConnection() as duck:
         duck.arrow("spans", pa.table({"took_ms": pa.array(spans, pa.int64())}))
         duck.table("part", "SELECT 'a' AS store, 0 AS shard")
+        duck.table("queue_names", "SELECT 1 AS queue_number, 'q' AS queue")
+        # In two parts.
         duck.table(
-            "messages",
-            "SELECT 'q' AS queue, 0 AS first_pulled_at_ms, took_ms AS wait_ms, 0 AS ended_at_ms, "
-            "0 AS age_ms, 'live' AS state FROM spans",
+            "lives",
+            "SELECT took_ms % 2 AS part_number, 1 AS queue_number, took_ms AS first_pulled_at_ms, "
+            "0 AS pushed_at_ms, NULL AS visible_at_ms, 0 AS ended_at_ms, 'live' AS state "
+            "FROM spans",
         )
-        duck.table("attempts", "SELECT queue, 0 AS ended_at_ms, 0 AS hold_ms FROM messages LIMIT 0")
-        # In two halves, as two parts would give them.
-        for half in (0, 1):
-            query = LATENCIES.query.replace("FROM messages", f"FROM messages{half}", 1)
-            duck.view(f"messages{half}", f"SELECT * FROM messages WHERE wait_ms % 2 = {half}")
-            duck.table(f"half{half}", query)
-        duck.view("latencies", "SELECT * FROM half0 UNION ALL SELECT * FROM half1")
+        duck.table("claims", "SELECT *, 0 AS started_at_ms FROM lives LIMIT 0")
+        duck.table("latencies", LATENCIES.query)
         [row] = duck.dicts(LATENCY.query)
     spans.sort()
     for share, name in ((0.5, "p50_ms"), (0.9, "p90_ms"), (0.99, "p99_ms"), (0.999, "p999_ms")):

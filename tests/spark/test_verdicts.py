@@ -99,12 +99,14 @@ def test_percentiles_of_two_hours_of_three_are_those_of_their_samples():
         at_ms, took_ms = (pa.array(column) for column in zip(*rows, strict=True))
         duck.arrow("samples", pa.table({"at_ms": at_ms, "took_ms": took_ms}))
         duck.table("part", "SELECT 'a' AS store, 0 AS shard")
+        duck.table("queue_names", "SELECT 1 AS queue_number, 'q' AS queue")
         duck.table(
-            "messages",
-            "SELECT 'q' AS queue, at_ms AS first_pulled_at_ms, took_ms AS wait_ms, "
-            "0 AS ended_at_ms, 0 AS age_ms, 'live' AS state FROM samples",
+            "lives",
+            "SELECT 0 AS part_number, 1 AS queue_number, at_ms AS first_pulled_at_ms, "
+            "at_ms - took_ms AS pushed_at_ms, NULL AS visible_at_ms, 0 AS ended_at_ms, "
+            "'live' AS state FROM samples",
         )
-        duck.table("attempts", "SELECT queue, 0 AS ended_at_ms, 0 AS hold_ms FROM messages LIMIT 0")
+        duck.table("claims", "SELECT *, 0 AS started_at_ms FROM lives LIMIT 0")
         duck.table("every_hour", LATENCIES.query)
         assert duck.fetch("SELECT DISTINCT hour FROM every_hour ORDER BY 1") == [
             (hour,) for hour in hours

@@ -1,7 +1,8 @@
 """The work of one task of a run: every table in parts, for some ranges of a shard's messages.
 
-The events of a range are read once; the queries of the tables run over them in one process, and
-each table gets one file for each part.
+The events of a range are read once; the queries of the tables run over them in one process, once
+for all parts that are made, and each table gets one file for each part. `part_number` in the tables
+of the connection says which part a row is of.
 
 Where many messages of a range have ended, they become a closed part of their own, and the rest is
 the open part (`spark.seals`). An event of a message that has not ended then costs a fold of the
@@ -11,6 +12,7 @@ A connection and its queries take longer than the rows of a small part, so a tas
 ranges together if few of their messages are left to be folded (`tasks_of_ranges`).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,28 +27,24 @@ from penstock.spark.duck import (
     read_files,
 )
 from penstock.spark.lake import AddedFile, Table
-from penstock.spark.queries import NO_LIMIT
-from penstock.spark.tables import (
-    ATTEMPTS,
-    FOLDS,
-    IRREGULAR_EVENTS,
-    MESSAGES,
-    PART_DEAD_LETTERS,
-    PART_TABLES,
-)
+from penstock.spark.queries import NO_LIMIT, load_query
+from penstock.spark.tables import FOLDS, PART_TABLES, SUMMED_TABLES
 
 # How many messages a range holds.
 PART_MESSAGES: Final = 1 << 16
 # Ended messages become a closed part if they are at least one in so many of the range's numbers.
 _CLOSED_SHARE: Final = 4
-# Made once for all parts of a task: a row is of one message, whose number says which part has it.
-_OF_MESSAGES: Final = (IRREGULAR_EVENTS, MESSAGES, ATTEMPTS, PART_DEAD_LETTERS)
+# Made in memory for all parts of a task. Rows of the others are made while they are written.
+_SMALL_TABLES: Final = SUMMED_TABLES
 # The condition that the message of a row in `folds` has ended.
 _ENDED: Final = f"until < {NO_LIMIT}"
 # A hash that is the same in every version of every engine, as a number that Delta has.
 _HASHED: Final = 'CAST(md5_number_lower("{0}") >> 1 AS bigint) AS {1}'
-_COLUMNS: Final = (
-    'message, sequence, "index", CAST(kind AS kinds) AS kind, at_ms, queue, term, epoch, '
+# The name of a kind in a query. In this form it is compared with the number that stands for a kind
+# in `events`; without the cast, DuckDB would make a text of the kind in every row.
+_KIND: Final = re.compile(f"'({'|'.join(KIND_NAMES[1:])})'")
+EVENT_COLUMNS: Final = (
+    "message, sequence, CAST(kind AS kinds) AS kind, at_ms, queue, term, epoch, "
     'deadline_ms, visible_at_ms, expires_at_ms, priority, "group", dedup_id, attempt_id, holder, '
     "name, to_queue, rank, dead, body_bytes, "
     + _HASHED.format("group", "group_hash")
@@ -120,9 +118,14 @@ class FoldedPart:
     added: dict[str, AddedFile]
 
 
+def load_kinds(duck: DuckConnection) -> None:
+    """Makes the type of an event's kind: a number that is shown as its name."""
+    duck.run(f"CREATE TYPE IF NOT EXISTS kinds AS ENUM ({', '.join(map(quoted, KIND_NAMES[1:]))})")
+
+
 def load_parts(duck: DuckConnection, parts: Sequence[LakePart], events: str) -> None:
     """Makes the tables `part` and `events` of these parts of a shard from rows of many."""
-    duck.run(f"CREATE TYPE IF NOT EXISTS kinds AS ENUM ({', '.join(map(quoted, KIND_NAMES[1:]))})")
+    load_kinds(duck)
     first, last = min(parts), max(parts)
     duck.table(
         "part",
@@ -133,7 +136,7 @@ def load_parts(duck: DuckConnection, parts: Sequence[LakePart], events: str) -> 
     span = replace(first, nth=0, messages=last.end).condition() + f" AND message >= {first.first}"
     if len(parts) > 1:
         span += f" AND {_in_ranges(parts)}"
-    duck.table("events", f"SELECT {_COLUMNS} FROM {events} WHERE {span}")
+    duck.table("events", f"SELECT {EVENT_COLUMNS} FROM {events} WHERE {span}")
 
 
 def _in_ranges(parts: Sequence[LakePart]) -> str:
@@ -160,25 +163,51 @@ def fold_parts(work: FoldWork, threads: int) -> list[FoldedPart]:
     """Makes the files of the parts: of a range, those of the open part and of a new closed part."""
     with DuckConnection(threads) as duck:
         _load(duck, work)
-        # Made once, for both parts of a range and for all tables that read it.
-        duck.table("range_folds", FOLDS.rows)
+        duck.table("range_folds", f"SELECT * EXCLUDE (store, shard) FROM ({_of_kinds(FOLDS.text)})")
         closing = _closing(duck, work)
-        if not closing:
-            return _write_parts(duck, work, work.parts, "true")
-        is_closed = f"({_ENDED} AND {_in_ranges(closing)})"
-        # The events of few messages are copied, and deleted from the table of all.
-        left = f"SELECT message FROM range_folds WHERE NOT {is_closed}"
-        duck.table("left_events", f"SELECT * FROM events WHERE message IN ({left})")
-        duck.run(f"DELETE FROM events WHERE message IN ({left})")
-        closed = [replace(part, closed=work.next_closed.get(part, 1)) for part in closing]
-        made = _write_parts(duck, work, closed, is_closed)
-        found = duck.fetch(f"SELECT DISTINCT message // {work.parts[0].messages} FROM left_events")
-        rest = [part for part in work.parts if (part.nth,) in found]
-        if rest:
-            duck.run("DROP TABLE events")
-            duck.run("ALTER TABLE left_events RENAME TO events")
-            made += _write_parts(duck, work, rest, f"NOT {is_closed}")
-        return made
+        _number_parts(duck, work, closing)
+        found = {row[0] for row in duck.fetch("SELECT DISTINCT part_number FROM folds")}
+        parts = {
+            _part_number(work, part) + 1: replace(part, closed=work.next_closed.get(part, 1))
+            for part in closing
+        }
+        for part in work.parts:
+            # A range of which all messages have ended has no open part.
+            if not closing or _part_number(work, part) in found:
+                parts[_part_number(work, part)] = part
+        _fold_messages(duck)
+        return [_write_part(duck, work, part, number) for number, part in parts.items()]
+
+
+def _part_number(work: FoldWork, part: LakePart) -> int:
+    """The number of a range's open part in the queries; the next one is its new closed part."""
+    return 2 * (part.nth - work.parts[0].nth)
+
+
+def _number_parts(duck: DuckConnection, work: FoldWork, closing: Sequence[LakePart]) -> None:
+    """Makes the view `folds`: the folds of all ranges, with the number of each message's part."""
+    first = work.parts[0]
+    is_closed = f"{_ENDED} AND {_in_ranges(closing)}" if closing else "false"
+    duck.view(
+        FOLDS.name,
+        f"SELECT *, CAST(2 * (message // {first.messages} - {first.nth}) AS int) "
+        f"+ CAST({is_closed} AS int) AS part_number FROM range_folds",
+    )
+
+
+def _fold_messages(duck: DuckConnection) -> None:
+    """Makes what the tables' rows come from, once for all parts of the task."""
+    # Of a regular life the row in `folds` says all.
+    irregular = "SELECT message FROM range_folds WHERE NOT regular"
+    duck.table("irregular", f"SELECT * FROM events WHERE message IN ({irregular})")
+    duck.run("DROP TABLE events")
+    duck.run("ALTER TABLE irregular RENAME TO events")
+    for name in ("lives", "claims"):
+        duck.table(f"eventful_{name}", _of_kinds(load_query(f"tables/eventful_{name}")))
+        duck.view(name, load_query(f"tables/{name}"))
+    duck.table("part_events", _of_kinds(load_query("tables/part_events")))
+    for each in _SMALL_TABLES:
+        duck.table(each.name, _of_kinds(each.text))
 
 
 def _load(duck: DuckConnection, work: FoldWork) -> None:
@@ -199,6 +228,12 @@ def _load(duck: DuckConnection, work: FoldWork) -> None:
         f"SELECT * FROM {read_files(work.queues)} "
         f"WHERE store = {quoted(first.store)} AND shard = {first.shard}",
     )
+    duck.view("queue_names", "SELECT queue_number, queue FROM queues")
+
+
+def _of_kinds(query: str) -> str:
+    """A query of `events` that compares kinds by their numbers."""
+    return _KIND.sub(r"CAST('\1' AS kinds)", query)
 
 
 def _closing(duck: DuckConnection, work: FoldWork) -> list[LakePart]:
@@ -210,56 +245,19 @@ def _closing(duck: DuckConnection, work: FoldWork) -> list[LakePart]:
     return [part for part in work.parts if not part.seal and (part.nth,) in found]
 
 
-def _write_parts(
-    duck: DuckConnection, work: FoldWork, parts: Sequence[LakePart], condition: str
-) -> list[FoldedPart]:
-    """Writes the files of parts of several ranges, from the tables `events`, `part` and `queues`.
-
-    The condition is on rows of `range_folds`: whether they are of one of these parts.
-    """
-    if len(parts) == 1:
-        return [_write_part(duck, work, parts[0], {FOLDS.name: _folds(condition)})]
-    duck.view(FOLDS.name, _folds(condition))
-    for each in _OF_MESSAGES:
-        duck.table(f"range_{each.name}", each.rows)
-        duck.view(each.name, f"SELECT * FROM range_{each.name}")
-    duck.run("ALTER TABLE events RENAME TO range_events")
-    made = []
-    for part in parts:
-        of_part = part.numbers()
-        duck.view("events", f"SELECT * FROM range_events WHERE {of_part}")
-        queries = {FOLDS.name: _folds(f"{condition} AND {of_part}")}
-        for each in _OF_MESSAGES:
-            queries[each.name] = f"SELECT * FROM range_{each.name} WHERE {of_part}"
-        made.append(_write_part(duck, work, part, queries))
-    duck.run("DROP VIEW events")
-    duck.run("ALTER TABLE range_events RENAME TO events")
-    return made
-
-
-def _folds(condition: str) -> str:
-    return f"SELECT * FROM range_folds WHERE {condition}"
-
-
-def _write_part(
-    duck: DuckConnection, work: FoldWork, part: LakePart, queries: Mapping[str, str]
-) -> FoldedPart:
-    """Writes the file of each table of a part, by its query if it is not among these.
-
-    A query that is given reads tables that are made already.
-    """
+def _write_part(duck: DuckConnection, work: FoldWork, part: LakePart, number: int) -> FoldedPart:
+    """Writes the file of each table of a part."""
     added = {}
     for each in PART_TABLES:
         table = Table(Path(work.lake, each.name), each.schema, in_parts=True)
         path = table.new_file(part.name)
-        query = queries.get(each.name, each.rows)
-        if each.name in queries:
-            duck.view(each.name, query)
+        if each is FOLDS:
+            source = f"{FOLDS.name}, part"
+        else:
+            source = each.name if each in _SMALL_TABLES else f"({each.text})"
+        query = f"{each.rows_of(source)} WHERE part_number = {number}"
         group_rows = SMALL_GROUP_ROWS if each.order else GROUP_ROWS
         duck.write(each.ordered(query), str(path), group_rows)
-        if each.name not in queries:
-            # Those after it read the file: making a table in memory costs as much as writing it.
-            duck.files(each.name, [str(path)], each.types)
         added[each.name] = AddedFile.of(table.path, path)
     return FoldedPart(part, added)
 

@@ -38,10 +38,19 @@ class Derived:
     @property
     def rows(self) -> str:
         """The SQL of its rows, every column of the type that the schema gives it."""
+        return self.rows_of(f"({self.text})")
+
+    @property
+    def text(self) -> str:
+        """The SQL of its rows as the file has it: perhaps of other types, or with more columns."""
+        return load_query(f"{self.directory}/{self.name}")
+
+    def rows_of(self, source: str) -> str:
+        """The SQL of rows from tables or a query with its columns, in the types of the schema."""
         columns = ", ".join(
             f'CAST("{name}" AS {kind}) AS "{name}"' for name, kind in self.types.items()
         )
-        return f"SELECT {columns} FROM ({load_query(f'{self.directory}/{self.name}')})"
+        return f"SELECT {columns} FROM {source}"
 
     def ordered(self, query: str) -> str:
         """A query of its rows, with their order."""

@@ -18,10 +18,13 @@
 --   regular                 pushed without delay, perhaps claimed once, perhaps deleted by that
 --                           claim, all in one queue and term, and nothing else: each of the three
 --                           events is there at most once, and the count shows there is no other
+--
+-- For the queries of other tables it also gives what is not in `folds`: group, dedup_id, priority and
+-- body_bytes of a message, and holder and attempt_id of the claim of a regular life.
 WITH folded AS (
   SELECT message, count(*) AS events, min(sequence) AS first_sequence,
     max(sequence) AS last_sequence,
-    max(sequence) FILTER (WHERE {ENDED}) AS ended, count_if(kind = 'Pushed') AS pushes,
+    max(sequence) FILTER (WHERE {ENDED}) AS ended, count(*) FILTER (WHERE kind = 'Pushed') AS pushes,
     bool_or(kind = 'Departed') OR NOT bool_or(kind = 'Arrived') AS departed_first,
     max(queue) AS queue, min(queue) AS least_queue, max(term) AS term, min(term) AS least_term,
     max(sequence) FILTER (WHERE kind = 'Pushed' AND visible_at_ms IS NULL) AS pushed,
@@ -33,7 +36,10 @@ WITH folded AS (
     max(at_ms) FILTER (WHERE kind = 'Claimed' AND epoch = 1) AS claimed_ms,
     max(deadline_ms) FILTER (WHERE kind = 'Claimed' AND epoch = 1) AS deadline_ms,
     max(at_ms) FILTER (WHERE kind = 'Deleted' AND epoch = 1) AS deleted_ms,
-    max(group_hash) AS group_hash, max(dedup_hash) AS dedup_hash
+    max(group_hash) AS group_hash, max(dedup_hash) AS dedup_hash,
+    max("group") AS "group", max(dedup_id) AS dedup_id, max(priority) AS priority,
+    max(body_bytes) AS body_bytes, max(holder) FILTER (WHERE kind = 'Claimed') AS holder,
+    max(attempt_id) FILTER (WHERE kind = 'Claimed') AS attempt_id
   FROM events GROUP BY message
 ), misplaced AS (
   -- Messages with an event in another queue than the one they had been pushed or moved to.
@@ -54,5 +60,6 @@ SELECT part.store, part.shard, message, events, first_sequence, last_sequence,
   expires_at_ms, claimed_ms, deadline_ms, deleted_ms, group_hash, dedup_hash,
   coalesce(events = 1 + CAST(claimed IS NOT NULL AS int) + CAST(deleted IS NOT NULL AS int)
     AND (claimed IS NULL OR claimed > pushed) AND (deleted IS NULL OR deleted > claimed)
-    AND pushed IS NOT NULL AND queue = least_queue AND term = least_term, false) AS regular
+    AND pushed IS NOT NULL AND queue = least_queue AND term = least_term, false) AS regular,
+  "group", dedup_id, priority, body_bytes, holder, attempt_id
 FROM folded, part

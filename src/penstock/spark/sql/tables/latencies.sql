@@ -8,14 +8,22 @@
 --   samples       how many there are
 --   max_ms        the greatest of them
 WITH samples AS (
-  SELECT queue, 'wait' AS measure, first_pulled_at_ms AS at_ms, wait_ms AS took_ms FROM messages
+  SELECT part_number, queue_number, 'wait' AS measure, first_pulled_at_ms AS at_ms,
+    first_pulled_at_ms - greatest(pushed_at_ms, coalesce(visible_at_ms, 0)) AS took_ms
+  FROM lives
   UNION ALL
-  SELECT queue, 'end to end', ended_at_ms, age_ms FROM messages WHERE state = 'deleted'
+  SELECT part_number, queue_number, 'end to end', ended_at_ms, ended_at_ms - pushed_at_ms
+  FROM lives WHERE state = 'deleted'
   UNION ALL
-  SELECT queue, 'hold', ended_at_ms, hold_ms FROM attempts
+  SELECT part_number, queue_number, 'hold', ended_at_ms, ended_at_ms - started_at_ms FROM claims
+), counted AS (
+  SELECT part_number, queue_number, measure, at_ms // {HOUR_MS} AS hour,
+    CASE WHEN took_ms < 1 THEN 0 ELSE 1 + CAST(floor(ln(took_ms) / ln({BIN_RATIO})) AS int) END
+      AS bin,
+    count(*) AS samples, max(took_ms) AS max_ms
+  FROM samples WHERE took_ms IS NOT NULL GROUP BY ALL
 )
-SELECT part.store, queue, measure, at_ms // {HOUR_MS} AS hour,
-  CASE WHEN took_ms < 1 THEN 0 ELSE 1 + CAST(floor(ln(took_ms) / ln({BIN_RATIO})) AS int) END
-    AS bin,
-  count(*) AS samples, max(took_ms) AS max_ms
-FROM samples, part WHERE took_ms IS NOT NULL GROUP BY ALL ORDER BY measure, queue, hour, bin
+SELECT part.store, part_number, coalesce(queue, concat('#', counted.queue_number)) AS queue,
+  measure, hour, bin, sum(samples) AS samples, max(max_ms) AS max_ms
+FROM counted LEFT JOIN queue_names ON queue_names.queue_number = counted.queue_number, part
+GROUP BY ALL ORDER BY measure, queue, hour, bin

@@ -8,14 +8,14 @@ WITH moved AS (
   FROM moved JOIN events ON events.message = moved.message AND events.sequence < moved.sequence
   WHERE kind = 'Claimed' GROUP BY ALL
 )
-SELECT messages.store, messages.shard, moved.message, message_id,
+SELECT part.store, part.shard, message, {MESSAGE_ID} AS message_id,
   coalesce(came.queue, concat('#', moved.queue_number)) AS queue,
   coalesce(moved.name, went.queue, concat('#', to_queue)) AS dead_letter_queue, "group",
   make_timestamptz(moved.at_ms * 1000) AS at, moved.at_ms, claims, timeouts, releases,
-  last_holder, state
+  last_holder, state, part_number
 FROM moved
-JOIN messages ON messages.message = moved.message
-LEFT JOIN held ON held.message = moved.message AND held.sequence = moved.sequence
-LEFT JOIN queues AS came ON came.queue_number = moved.queue_number
-LEFT JOIN queues AS went ON went.queue_number = moved.to_queue
-ORDER BY moved.sequence
+JOIN eventful_lives AS lives USING (message)
+LEFT JOIN held USING (message, sequence)
+LEFT JOIN queue_names AS came ON came.queue_number = moved.queue_number
+LEFT JOIN queue_names AS went ON went.queue_number = moved.to_queue, part
+ORDER BY sequence
