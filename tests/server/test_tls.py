@@ -377,7 +377,9 @@ def test_silent_connections_have_a_limit_and_do_not_keep_others_out(
 
         until(is_served)
     kib = held_bytes / HANDSHAKES_MAX / 1024
-    record_property("figure", f"{kib:.0f} KiB a connection, {HANDSHAKES_MAX} silent TLS connections")
+    record_property(
+        "figure", f"{kib:.0f} KiB a connection, {HANDSHAKES_MAX} silent TLS connections"
+    )
     assert held_bytes <= HANDSHAKES_MAX * MIB // 8
 
 
