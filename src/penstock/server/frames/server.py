@@ -20,10 +20,10 @@ from penstock.backends.parts import (
     HistoryAnswer,
     bounded,
     divides_redrive,
-    needs_steps,
     pull_parts,
     redrive_parts,
     run_pull,
+    settle_before_pull,
     take_pages,
     take_parts,
     takes_pages,
@@ -211,7 +211,7 @@ class FrameServer(StreamServer):
             submit = self._submit
             return submit(command)
         within: Any = bounded(command, self._frame_bytes_max)
-        if needs_steps(self.service, within):
+        if settle_before_pull(self.service, within):
             steps = self._pull_in_parts(connection, request, within)
             return run_pull(self.service, within, steps)
         return self._submit(within)
