@@ -256,7 +256,7 @@ def test_requests_of_many_connections_at_one_instant_do_not_delay_others(
     """Row 20: the connections are open before."""
     allow_many_files()
     web, port = server.port, carrot_port(server)
-    least_ms = float("inf")
+    least_ms, answers = float("inf"), 0
     with carrot.connect("127.0.0.1", port) as client:
         client.add("crowd", visibility_timeout=600)
         for _ in range(ROUNDS):
@@ -270,12 +270,13 @@ def test_requests_of_many_connections_at_one_instant_do_not_delay_others(
                     for link in links:
                         link.sendall(CROWDED[case])
                     assert {receive(link).number for link in links} == {1}
-            least_ms = min(least_ms, seen.longest_ms)
+            least_ms, answers = min(least_ms, seen.longest_ms), seen.answers
             if least_ms <= LONGEST_MS_MAX:
                 break
     record_property("figure", f"{least_ms:.0f} ms, {CROWD} connections")
     assert least_ms <= LONGEST_MS_MAX
-    assert seen.answers >= 5
+    # Also if the crowd is small: the probe is answered between its requests.
+    assert answers >= 5
 
 
 def use_large_requests(client, queue):
