@@ -11,6 +11,7 @@ from penstock import carrot
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.errors import StoreFull
+from penstock.server import turns
 from penstock.server.process import allow_many_files
 from penstock.service import CreateQueue, DeleteQueue, PushMany, Stats
 from penstock.wire.carrot.session import (
@@ -238,6 +239,23 @@ def test_no_request_of_the_extension_delays_the_others(server, record_property):
     # A step that is too long is so in every turn; a pause of the machine is not.
     record_property("figure", f"{min(longest_ms):.0f} ms")
     assert min(longest_ms) <= STEP_MS_MAX
+
+
+def test_requests_that_wait_for_their_turn_keep_the_order_of_their_connection(broker, monkeypatch):
+    """Row 20: every PUT_MANY waits in a line here, the PUTs between do not."""
+    monkeypatch.setattr(turns, "SLOW_S", -1.0)
+    sent = [b"%d" % number for number in range(300)]
+    with broker.link() as link:
+        for first in range(0, 300, 3):
+            link.sendall(
+                put_many(first + 1, sent[first : first + 2])
+                + encode_session_request(PUT, first + 3, "orders", sent[first + 2])
+            )
+        assert [receive(link).number for _ in range(200)] == [
+            number for number in range(1, 301) if number % 3 != 2
+        ]
+    with broker.connect() as client:
+        assert [message.body for message in client.get_many("orders", MANY)] == sent
 
 
 CROWDED = {
