@@ -7,10 +7,12 @@ import pytest
 
 from penstock.backends.engine.engine import Engine
 from penstock.clock import ManualClock
+from penstock.server import turns
 from penstock.server.stream import WRITE_PROGRESS_BYTES, Limits
 from penstock.service import CreateQueue, Peek, Pull, Push, Stats
 from penstock.wire.carrot.session import PUT, encode_session_request
-from penstock.wire.frames.bodies import encode_command
+from penstock.wire.frames.bodies import DECODE_REPLY, encode_command
+from penstock.wire.frames.frames import decode_answer
 from tests.measure import SLACK, memory_bytes
 from tests.server.carrot.conftest import BrokerInThread
 from tests.server.carrot.test_session import get, receive
@@ -230,6 +232,47 @@ def test_a_server_stops_while_requests_wait_for_a_client_that_does_not_read(star
         peer.call(lambda: peer.server.loop.call_later(0.2, connection.abort))
         peer.stop()
     assert not peer.server.connections
+
+
+def test_frames_that_wait_for_their_turn_keep_the_order_of_their_connection(serve, monkeypatch):
+    """Row 20: every request that may take long waits in a line here, the pushes between do not."""
+    monkeypatch.setattr(turns, "SLOW_S", -1.0)
+    server = serve()
+    with FrameWire(server) as wire:
+        wire.ask(1, CreateQueue("orders"))
+        for first in range(1, 100, 3):
+            wire.send(
+                (first, Push("orders", b"x")),
+                (first + 1, Stats("orders")),
+                (first + 2, Push("orders", b"x")),
+            )
+        pushed = 0
+        for number in range(1, 100):
+            kind, request, body = wire.next()
+            assert request == number
+            if number % 3 == 2:
+                assert decode_answer(kind, body, DECODE_REPLY[Stats]).messages == pushed
+            else:
+                pushed += 1
+    assert server.call(lambda: server.frames.deferred) == 0
+
+
+def test_requests_of_lost_connections_do_not_wait_any_more(serve, monkeypatch):
+    """Row 20: what waited for its turn is not counted any more."""
+    monkeypatch.setattr(turns, "SLOW_S", -1.0)
+    server = serve()
+    with FrameWire(server) as wire:
+        wire.ask(1, CreateQueue("orders"))
+        wire.ask(2, Stats("orders"))
+        large = encode_command(3, Push("orders", bytes(100_000)))
+        with ExitStack() as stack:
+            wires = [stack.enter_context(FrameWire(server)) for _ in range(20)]
+            for each in wires:
+                each.link.sendall(large)
+        until(lambda: len(server.frames.connections) == 1)
+        assert server.call(lambda: server.frames.deferred) == 0
+        assert server.call(lambda: server.frames.held.total_bytes) == 0
+        assert wire.ask(4, Stats("orders")).messages <= len(wires)
 
 
 def test_requests_wait_while_the_messages_before_them_are_not_durable(serve):

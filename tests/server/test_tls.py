@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import select
 import socket
 import ssl
 from contextlib import ExitStack, suppress
@@ -13,14 +14,16 @@ import uvloop
 from penstock.server import tls as server_tls_module
 from penstock.server.frames.tcp import server_tls
 from penstock.server.process import allow_many_files
-from penstock.server.tls import PIECE_BYTES, over_tls
+from penstock.server.tls import HANDSHAKE_S_MAX, HANDSHAKES_MAX, PIECE_BYTES, over_tls
 from penstock.service import CreateQueue, Peek, Push
 from penstock.wire.frames.bodies import encode_command
 from penstock.wire.frames.frames import Hello, encode_hello
 from tests.measure import IN_SCORE, memory_bytes
+from tests.server.carrot.test_serve import carrot_port
 from tests.server.conftest import TIMEOUT_S, DaemonProcess, limit_times, until
 from tests.server.frames.test_ipc import FrameWire
 from tests.server.probe import probing
+from tests.server.sqs.conftest import serve as serve_sqs
 from tests.server.sqs.test_attacks import LONGEST_MS_MAX, ROUNDS
 
 MIB = 1024 * 1024
@@ -203,6 +206,63 @@ def test_a_connection_without_a_handshake_is_closed(run, sent, certificate, monk
     run(main())
 
 
+class Greeter(asyncio.Protocol):
+    """Greets each client."""
+
+    def connection_made(self, transport):
+        transport.write(b"welcome")
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+# The time of uvloop has milliseconds: 0 would be too long.
+@pytest.mark.parametrize("patience_s", [-1, 600])
+def test_a_handshake_too_many_ends_the_oldest_that_waits_for_its_client_or_itself(
+    run, patience_s, certificate, monkeypatch
+):
+    """Row 20: the oldest if its client had its time, else the new one; others are completed."""
+    monkeypatch.setattr(server_tls_module, "HANDSHAKES_MAX", 3)
+    monkeypatch.setattr(server_tls_module, "PATIENCE_S", patience_s)
+    context = ssl.create_default_context(cafile=certificate[0])
+
+    async def main():
+        listener, port = await listen(Greeter, server_tls(*certificate))
+
+        def connect(**options):
+            return asyncio.open_connection("127.0.0.1", port, **options)
+
+        def connect_by_tls():
+            return connect(ssl=context, server_hostname="localhost")
+
+        # Complete handshakes do not count.
+        greeted = [await connect_by_tls() for _ in range(4)]
+        for reader, _ in greeted:
+            assert await reader.readexactly(7) == b"welcome"
+        silent = [await connect() for _ in range(3)]
+        if patience_s > 0:
+            with pytest.raises(ConnectionError):
+                await connect_by_tls()
+        else:
+            for reader, writer in silent[:2]:
+                greeted.append(await connect_by_tls())
+                assert await greeted[-1][0].readexactly(7) == b"welcome"
+                with suppress(ConnectionError):
+                    assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
+                # The place of the oldest is free again; the next one takes it and goes on.
+                silent.append(await connect())
+                writer.close()
+            del silent[:2]
+        for _, writer in silent:
+            writer.write(client_hello())
+        for reader, _ in silent:
+            # The handshakes that are left are continued.
+            assert await asyncio.wait_for(reader.read(1), TIMEOUT_S)
+        for _, writer in silent + greeted:
+            writer.transport.abort()
+        listener.close()
+
+    run(main())
+
+
 class SlowReader(asyncio.Protocol):
     """Stops reading after every piece, for a turn of the event loop."""
 
@@ -251,6 +311,8 @@ def test_all_that_is_sent_arrives_though_reading_is_paused(run, version, certifi
     run(main())
 
 
+# Connections beyond the limit.
+BEYOND = 100
 # Connections at one instant.
 CROWD = 1_000 if IN_SCORE else 100
 CROWDS = {
@@ -262,9 +324,13 @@ CROWDS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def many_files():
+    allow_many_files()
+
+
 @pytest.fixture(scope="module")
 def over_tls_daemon(tmp_path_factory, certificate):
-    allow_many_files()
     store = tmp_path_factory.mktemp("tls") / "store"
     words = ["--listen", "127.0.0.1:0", "--tls-cert", certificate[0], "--tls-key", certificate[1]]
     daemon = DaemonProcess(store, *words, "--http", "0")
@@ -273,6 +339,48 @@ def over_tls_daemon(tmp_path_factory, certificate):
     daemon.process.wait(TIMEOUT_S)
     assert daemon.process.stderr is not None
     daemon.process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def serve_sqsr(certificate):
+    """An SQS endpoint and a Carrot broker."""
+    words = ["--tls-cert", certificate[0], "--tls-key", certificate[1], "--carrot", "0"]
+    with serve_sqs("--store", "memory:", *words) as started:
+        yield started
+
+
+@pytest.mark.parametrize("protocol", ["frames", "carrot", "sqs"])
+def test_silent_connections_have_a_limit_and_do_not_keep_others_out(
+    over_tls_daemon, serve_sqsr, protocol, certificate, record_property
+):
+    """Row 20: connections whose handshakes are incomplete are not among those of a server."""
+    server = over_tls_daemon if protocol == "frames" else serve_sqsr
+    port = carrot_port(server) if protocol == "carrot" else server.port
+    context = ssl.create_default_context(cafile=certificate[0])
+    before_bytes = memory_bytes(server.process.pid)
+    closed = select.poll()
+    with ExitStack() as stack:
+        for _ in range(HANDSHAKES_MAX + BEYOND):
+            wire = stack.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT_S))
+            closed.register(wire, select.POLLIN)
+        # Long before the first of them has had its time for a handshake.
+        until(lambda: len(closed.poll(0)) >= BEYOND, HANDSHAKE_S_MAX / 2)
+        held_bytes = memory_bytes(server.process.pid) - before_bytes
+
+        def is_served():
+            with (
+                socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as plain,
+                suppress(ConnectionError, ssl.SSLEOFError),
+                context.wrap_socket(plain, server_hostname="localhost"),
+            ):
+                return True
+
+        until(is_served)
+    kib = held_bytes / HANDSHAKES_MAX / 1024
+    record_property(
+        "figure", f"{kib:.0f} KiB a connection, {HANDSHAKES_MAX} silent TLS connections"
+    )
+    assert held_bytes <= HANDSHAKES_MAX * MIB // 8
 
 
 @pytest.mark.parametrize("case", CROWDS)

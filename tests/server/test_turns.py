@@ -5,7 +5,7 @@ import itertools
 import time
 
 from penstock.backends.paused import PausedWork
-from penstock.server.http import HttpServer
+from penstock.server.http import HttpServer, kind_of
 from penstock.server.request import Request
 from penstock.server.response import response
 from penstock.server.turns import KINDS_MAX, LONG_S, MEAN_REQUESTS, TURN_S, Turns
@@ -34,7 +34,7 @@ def take_a_turn():
 
 def test_a_kind_of_request_is_slow_if_its_requests_take_long_on_average():
     async def run():
-        turns = Turns(asyncio.get_running_loop())
+        turns = Turns(asyncio.get_running_loop(), kind_of)
         assert not turns.is_slow(request("List"))
         turns.perform(take_long, request("List"))
         # It may have been interrupted.
@@ -52,7 +52,7 @@ def test_a_kind_of_request_is_slow_if_its_requests_take_long_on_average():
 
 def test_a_kind_is_not_slow_any_more_when_its_requests_are_short_again():
     async def run():
-        turns = Turns(asyncio.get_running_loop())
+        turns = Turns(asyncio.get_running_loop(), kind_of)
         learn_slow(turns, "Send")
         assert turns.is_slow(request("Send"))
         for _ in range(2 * MEAN_REQUESTS):
@@ -64,7 +64,7 @@ def test_a_kind_is_not_slow_any_more_when_its_requests_are_short_again():
 
 def test_large_requests_are_of_one_kind_whatever_they_are_named():
     async def run():
-        turns = Turns(asyncio.get_running_loop())
+        turns = Turns(asyncio.get_running_loop(), kind_of)
         learn_slow(turns, "a", bytes(20_000))
         assert turns.is_slow(request("b", bytes(20_000)))
         assert not turns.is_slow(request("a"))
@@ -75,7 +75,7 @@ def test_large_requests_are_of_one_kind_whatever_they_are_named():
 def test_a_crowd_of_one_kind_does_not_delay_another_kind_and_other_callbacks():
     async def run():
         loop = asyncio.get_running_loop()
-        turns = Turns(loop)
+        turns = Turns(loop, kind_of)
         done: list[object] = []
 
         def begin(name):

@@ -68,8 +68,12 @@ def bounded(command: Pull | Peek, frame_bytes_max: int) -> Pull | Peek:
     return msgspec.structs.replace(command, limit=limit, bytes_max=bytes_max)
 
 
-def needs_steps(service: LoopService, pull: Pull) -> bool:
-    """Whether a pull is to be run as `pull_parts`: it is divided, or much is due in its queue."""
+def settle_before_pull(service: LoopService, pull: Pull) -> bool:
+    """Settles some of what is due in the queue of a pull of many messages.
+
+    Returns whether the pull is to be run as `pull_parts`: more is due there, or its claims are made
+    in parts. In the second case nothing is settled here; `pull_parts` does it.
+    """
     limit = pull.limit
     if type(limit) is not int or not service.settle_max < limit <= PULL_LIMIT_MAX:
         return False

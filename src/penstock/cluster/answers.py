@@ -21,10 +21,10 @@ from penstock.backends.parts import (
     HistoryAnswer,
     bounded,
     divides_redrive,
-    needs_steps,
     pull_parts,
     redrive_parts,
     run_pull,
+    settle_before_pull,
     take_pages,
     take_parts,
     takes_pages,
@@ -184,7 +184,7 @@ class ShardAnswers:
         else:
             if isinstance(command, Pull | Peek):
                 command = bounded(command, FRAME_BYTES_MAX)
-            if type(command) is Pull and needs_steps(self.service, command):
+            if type(command) is Pull and settle_before_pull(self.service, command):
                 steps = self._checked_pull(command, version)
                 result = run_pull(self.service, command, steps)
             else:

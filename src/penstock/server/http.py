@@ -31,7 +31,7 @@ from penstock.server.request import RequestReader, Unacceptable
 from penstock.server.response import CONTINUE, with_connection
 from penstock.server.response import first_lines as first_lines
 from penstock.server.response import response as response
-from penstock.server.turns import Turns
+from penstock.server.turns import LARGE_BYTES, Turns
 
 HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 30.0
@@ -436,6 +436,16 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         return str(name[0]) if name else ""
 
 
+def kind_of(request: Request) -> str:
+    """The line of a request (`turns`); all large ones are of one kind."""
+    if len(request.body) > LARGE_BYTES:
+        return "large"
+    target = request.headers.get("x-amz-target")
+    if target is not None:
+        return target
+    return "form" if request.body or request.query else request.path
+
+
 class HttpServer:
     """The connections of one server, and the time and memory they may use."""
 
@@ -448,7 +458,7 @@ class HttpServer:
         self.watched: set[HttpConnection] = set()
         # What is held by connections that hold more than HELD_BYTES_MIN.
         self.held = HeldBytes(self.loop, HELD_BYTES_MAX)
-        self.turns = Turns(self.loop)
+        self.turns = Turns(self.loop, kind_of)
         self.stopping = False
         self._emptied = asyncio.Event()
         self._timers = [

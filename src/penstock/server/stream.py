@@ -2,10 +2,11 @@
 
 All answers that are made within one callback of the event loop are sent in one write per
 connection. A connection pauses reading while its peer does not read answers, or while too many of
-its requests wait for the disk; requests that were read by then are its backlog. It is closed if it
-makes no progress for too long, or if it holds the most when all connections together hold too much
-(`held`). When it breaks, everything pending for it is cancelled: waits end, and claims that were
-made for it are released.
+its requests wait for the disk; requests that were read by then are its backlog. Requests of a kind
+that takes long wait for their turn (`turns`), and with them the later ones of their connection. It
+is closed if it makes no progress for too long, or if it holds the most when all connections
+together hold too much (`held`). When it breaks, everything pending for it is cancelled: waits end,
+and claims that were made for it are released.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from penstock.backends.loop import LoopService, Pending
 from penstock.errors import PenstockError, UnavailableError
 from penstock.server.faults import Faults
 from penstock.server.held import HeldBytes
+from penstock.server.turns import LARGE_BYTES, Turns
 from penstock.service import Message
 
 # An incomplete frame up to this size is not counted.
@@ -49,6 +51,22 @@ class Limits(NamedTuple):
     stall_s_max: float = 30.0
 
 
+class LongRequest(NamedTuple):
+    """A request that may take long."""
+
+    kind: int
+    size_bytes: int
+    execute: Callable[[], None]
+
+
+def _kind_of(request: LongRequest) -> tuple[int, bool]:
+    return request.kind, request.size_bytes > LARGE_BYTES
+
+
+def _execute(request: LongRequest) -> None:
+    request.execute()
+
+
 class StreamServer:
     """The connections of one server, in front of one service.
 
@@ -75,6 +93,7 @@ class StreamServer:
         self.faults = faults or Faults()
         self.service = service
         self.loop = asyncio.get_running_loop()
+        self.turns = Turns(self.loop, _kind_of)
         self.started_s = self.loop.time()
         self.idle_since_s = self.started_s
         # Answers that are not durable yet, or come from another service.
@@ -215,6 +234,7 @@ class StreamConnection(asyncio.Protocol):
         "_backlog_is_planned",
         "_deferred_bytes",
         "_deferred_max",
+        "_delayed",
         "_is_counted",
         "_is_held",
         "_out",
@@ -270,8 +290,9 @@ class StreamConnection(asyncio.Protocol):
         self._deferred_bytes = 0
         self._backlog_bytes = 0
         self._backlog_is_planned = False
-        # A request is executed in parts: later ones wait in the backlog.
+        # A request is executed in parts, or waits for its turn: later ones wait in the backlog.
         self._is_held = False
+        self._delayed: LongRequest | None = None
         self._reading_paused = False
         # The progress at the last sweep, and the time of the first sweep with this progress.
         self._standstill: tuple[int, int] | None = None
@@ -401,6 +422,33 @@ class StreamConnection(asyncio.Protocol):
             self._is_held = False
             self.plan_backlog()
 
+    def execute_in_turn(self, request: LongRequest) -> None:
+        """Executes a request, or lets it wait in the line of its kind if that is slow."""
+        turns = self._stream.turns
+        if turns.is_slow(request):
+            self._delayed = request
+            self.hold_requests()
+            self.count_deferred(1, request.size_bytes)
+            turns.add(request, self._begin_delayed)
+        else:
+            turns.perform(_execute, request)
+
+    def _begin_delayed(self) -> None:
+        request = self._delayed
+        if request is None:
+            return
+        self._end_delay(request)
+        # The request may hold the later ones again.
+        self.resume_requests()
+        # If the server stops, the goodbye says that what is not answered was not done.
+        if not (self.ending or self.ignores_requests):
+            self._stream.turns.perform(_execute, request)
+        self._stream.flush()
+
+    def _end_delay(self, request: LongRequest) -> None:
+        self._delayed = None
+        self.count_deferred(-1, -request.size_bytes)
+
     def is_full(self) -> bool:
         """Whether so much is to be sent, or waits for the disk, that the next request waits."""
         return (
@@ -482,6 +530,8 @@ class StreamConnection(asyncio.Protocol):
         self.is_gone = True
         self.ending = True
         self._out = []
+        if self._delayed is not None:
+            self._end_delay(self._delayed)
         self._stream.held.count(self, 0)
         self.reserve(0)
         self._stream.leave(self)

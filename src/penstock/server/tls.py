@@ -9,6 +9,9 @@ answer of megabytes that its client does not read, `get_write_buffer_size` is 0.
 Here one step of a handshake is made in each turn of the event loop, whoever sent it. What is
 written is encrypted PIECE_BYTES at a time, while the TCP transport has nothing unsent; the rest is
 kept and counted.
+
+The protocol of a connection, which counts it among the connections of its server, knows nothing of
+it before the handshake is complete. So `Handshakes` limits how many are incomplete.
 """
 
 import asyncio
@@ -23,6 +26,10 @@ from penstock.backends.paused import PausedWork
 # The size of a TLS record.
 PIECE_BYTES: Final = 16 * 1024
 HANDSHAKE_S_MAX: Final = 10
+# Handshakes of one listener that may be incomplete at the same time; each holds about 40 KiB.
+HANDSHAKES_MAX: Final = 2_000
+# A client that the server has waited for longer than this makes room for a new one.
+PATIENCE_S: Final = 1.0
 _READ_BYTES: Final = 256 * 1024
 
 ProtocolFactory = Callable[[], asyncio.Protocol]
@@ -32,15 +39,48 @@ def over_tls(factory: ProtocolFactory, tls: ssl.SSLContext | None) -> ProtocolFa
     """The factory for a listener without TLS of its own; the same one if there is no TLS."""
     if tls is None:
         return factory
-    handshakes = PausedWork(asyncio.get_running_loop())
+    handshakes = Handshakes(asyncio.get_running_loop())
     return lambda: TlsProtocol(factory(), tls, handshakes)
+
+
+class Handshakes:
+    """The incomplete handshakes of one listener: their number and the order of their steps.
+
+    If there are too many, the oldest is aborted whose client was waited for longer than PATIENCE_S;
+    if there is none, the new connection is. So clients that send nothing do not keep others out for
+    longer than that. And of a crowd of honest clients, those that came first are served: to abort
+    the oldest in any case would abort each just before its step is made.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        # Makes one step in each turn of the event loop.
+        self.steps = PausedWork(loop)
+        # The oldest first.
+        self._incomplete: dict[TlsProtocol, None] = {}
+
+    def begin(self, connection: "TlsProtocol") -> None:
+        """Adds a new connection, or aborts it."""
+        if len(self._incomplete) >= HANDSHAKES_MAX:
+            now_s = self.loop.time()
+            slow = (each for each in self._incomplete if each.waited_s(now_s) > PATIENCE_S)
+            aborted = next(slow, connection)
+            aborted.abort()
+            if aborted is connection:
+                return
+            self.end(aborted)
+        self._incomplete[connection] = None
+
+    def end(self, connection: "TlsProtocol") -> None:
+        """Removes a connection whose handshake is complete, or that has ended."""
+        self._incomplete.pop(connection, None)
 
 
 class TlsProtocol(asyncio.Protocol):
     """Stands between a TCP transport and the protocol of a connection."""
 
     def __init__(
-        self, protocol: asyncio.Protocol, tls: ssl.SSLContext, handshakes: PausedWork
+        self, protocol: asyncio.Protocol, tls: ssl.SSLContext, handshakes: Handshakes
     ) -> None:
         self._protocol = protocol
         self._handshakes = handshakes
@@ -49,6 +89,10 @@ class TlsProtocol(asyncio.Protocol):
         self._tcp: asyncio.Transport = None  # type: ignore[assignment]
         self._transport: TlsTransport = None  # type: ignore[assignment]
         self._deadline: asyncio.TimerHandle = None  # type: ignore[assignment]
+        # Since when the server waits for the client, None while a step is to be made; and how long
+        # it waited before.
+        self._asked_at_s: float | None = None
+        self._waited_s = 0.0
         # Whether the handshake is complete.
         self._is_open = False
         self._has_ended = False
@@ -58,11 +102,23 @@ class TlsProtocol(asyncio.Protocol):
         # The least unsent byte blocks it, and it is unblocked when there is none.
         self._tcp.set_write_buffer_limits(high=1, low=0)
         self._transport = TlsTransport(self, self._tcp, self._protocol)
-        loop = asyncio.get_running_loop()
+        loop = self._handshakes.loop
         self._deadline = loop.call_later(HANDSHAKE_S_MAX, self._tcp.abort)
+        self._asked_at_s = loop.time()
+        self._handshakes.begin(self)
+
+    def waited_s(self, now_s: float) -> float:
+        """How long the server has waited for this client, without the time in its own line."""
+        waits_s = 0.0 if self._asked_at_s is None else now_s - self._asked_at_s
+        return self._waited_s + waits_s
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self._tcp.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._deadline.cancel()
+        self._handshakes.end(self)
         self._transport.clear()
         if self._is_open:
             self._protocol.connection_lost(error)
@@ -76,13 +132,16 @@ class TlsProtocol(asyncio.Protocol):
         else:
             # Until then nothing more is read; the first request may have come with this already.
             self._tcp.pause_reading()
-            self._handshakes.add(self._shake_hands)
+            self._waited_s = self.waited_s(self._handshakes.loop.time())
+            self._asked_at_s = None
+            self._handshakes.steps.add(self._shake_hands)
 
     def _shake_hands(self) -> None:
         """Makes the next step of the handshake."""
         if self._tcp.is_closing():
             return
         self._tcp.resume_reading()
+        self._asked_at_s = self._handshakes.loop.time()
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -93,6 +152,7 @@ class TlsProtocol(asyncio.Protocol):
             self._tcp.close()
         else:
             self._deadline.cancel()
+            self._handshakes.end(self)
             self._is_open = True
             self.flush()
             self._protocol.connection_made(self._transport)

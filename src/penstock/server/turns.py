@@ -13,58 +13,51 @@ by another process or by Python's garbage collection.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from time import perf_counter
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from penstock.server.request import Request
-
+R = TypeVar("R")
 SLOW_S: Final = 0.000_2
 # A mean forgets what was this many requests ago, and none counts for more than LONG_S in it.
 MEAN_REQUESTS: Final = 16
 LONG_S: Final = 0.002
 TURN_S: Final = 0.005
-# All requests with more than this are of one kind.
+# Requests with more than this are of another kind than those with less.
 LARGE_BYTES: Final = 16 * 1024
 # A client can invent kinds.
 KINDS_MAX: Final = 256
 
 
-def kind_of(request: Request) -> str:
-    """Requests of one kind take about as long as each other."""
-    if len(request.body) > LARGE_BYTES:
-        return "large"
-    target = request.headers.get("x-amz-target")
-    if target is not None:
-        return target
-    return "form" if request.body or request.query else request.path
+class Turns(Generic[R]):
+    """The kinds of requests that take long, and the lines of those that wait.
 
+    Requests of one kind, which `kind_of` returns, take about as long as each other.
+    """
 
-class Turns:
-    """The kinds of requests that take long, and the lines of those that wait."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, kind_of: Callable[[R], Hashable]) -> None:
         self._loop = loop
+        self._kind_of = kind_of
         # By kind: how long its requests took on average. Kinds that are far from slow are left out.
-        self._means_s: dict[str, float] = {}
+        self._means_s: dict[Hashable, float] = {}
         # By kind, the one that is served next first; none is empty.
-        self._lines: dict[str, deque[Callable[[], None]]] = {}
+        self._lines: dict[Hashable, deque[Callable[[], None]]] = {}
         self._is_planned = False
 
-    def is_slow(self, request: Request) -> bool:
+    def is_slow(self, request: R) -> bool:
         """Whether a request is to wait in a line."""
         means_s = self._means_s
-        return bool(means_s) and means_s.get(kind_of(request), 0.0) > SLOW_S
+        return bool(means_s) and means_s.get(self._kind_of(request), 0.0) > SLOW_S
 
-    def perform(self, execute: Callable[[Request], None], request: Request) -> None:
+    def perform(self, execute: Callable[[R], None], request: R) -> None:
         """Executes a request, and learns from it how long its kind takes."""
         began_s = perf_counter()
         execute(request)
         took_s = perf_counter() - began_s
         if took_s > SLOW_S or self._means_s:
-            self._learn(kind_of(request), took_s)
+            self._learn(self._kind_of(request), took_s)
 
-    def _learn(self, kind: str, took_s: float) -> None:
+    def _learn(self, kind: Hashable, took_s: float) -> None:
         means_s = self._means_s
         mean_s = means_s.get(kind)
         if mean_s is None:
@@ -79,9 +72,9 @@ class Turns:
         else:
             del means_s[kind]
 
-    def add(self, request: Request, begin: Callable[[], None]) -> None:
+    def add(self, request: R, begin: Callable[[], None]) -> None:
         """Adds to the line of the request's kind a function that begins it."""
-        self._lines.setdefault(kind_of(request), deque()).append(begin)
+        self._lines.setdefault(self._kind_of(request), deque()).append(begin)
         self._plan()
 
     def _plan(self) -> None:

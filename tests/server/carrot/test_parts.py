@@ -2,7 +2,7 @@
 
 import socket
 import struct
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +11,8 @@ from penstock import carrot
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.errors import StoreFull
+from penstock.server import turns
+from penstock.server.process import allow_many_files
 from penstock.service import CreateQueue, DeleteQueue, PushMany, Stats
 from penstock.wire.carrot.session import (
     EXTEND,
@@ -27,14 +29,17 @@ from penstock.wire.carrot.session import (
     read_messages,
 )
 from tests.conftest import FULL
-from tests.measure import SLACK
+from tests.measure import IN_SCORE, SLACK
 from tests.server.carrot.test_serve import carrot_port, server  # noqa: F401
 from tests.server.carrot.test_session import get, receive
-from tests.server.conftest import in_each_turn, until
+from tests.server.conftest import TIMEOUT_S, in_each_turn, until
 from tests.server.probe import probing
+from tests.server.sqs.test_attacks import LONGEST_MS_MAX, ROUNDS
 
 MANY = 10_000
 STEP_MS_MAX = 50 * SLACK
+# Connections that send a request at one instant.
+CROWD = 1_000 if IN_SCORE else 100
 
 
 def put_many(number, bodies, queue="orders"):
@@ -234,6 +239,62 @@ def test_no_request_of_the_extension_delays_the_others(server, record_property):
     # A step that is too long is so in every turn; a pause of the machine is not.
     record_property("figure", f"{min(longest_ms):.0f} ms")
     assert min(longest_ms) <= STEP_MS_MAX
+
+
+def test_requests_that_wait_for_their_turn_keep_the_order_of_their_connection(broker, monkeypatch):
+    """Row 20: every PUT_MANY waits in a line here, the PUTs between do not."""
+    monkeypatch.setattr(turns, "SLOW_S", -1.0)
+    sent = [b"%d" % number for number in range(300)]
+    with broker.link() as link:
+        for first in range(0, 300, 3):
+            link.sendall(
+                put_many(first + 1, sent[first : first + 2])
+                + encode_session_request(PUT, first + 3, "orders", sent[first + 2])
+            )
+        assert [receive(link).number for _ in range(200)] == [
+            number for number in range(1, 301) if number % 3 != 2
+        ]
+    with broker.connect() as client:
+        assert [message.body for message in client.get_many("orders", MANY)] == sent
+
+
+CROWDED = {
+    "puts": put_many(1, [b"x"] * 1_000, "crowd"),
+    "gets": get(1, "crowd", limit=MANY),
+    "gets of a few": get(1, "crowd", limit=100),
+}
+
+
+@pytest.mark.parametrize("case", CROWDED)
+def test_requests_of_many_connections_at_one_instant_do_not_delay_others(
+    server,  # noqa: F811
+    case,
+    record_property,
+):
+    """Row 20: the connections are open before."""
+    allow_many_files()
+    web, port = server.port, carrot_port(server)
+    least_ms, answers = float("inf"), 0
+    with carrot.connect("127.0.0.1", port) as client:
+        client.add("crowd", visibility_timeout=600)
+        for _ in range(ROUNDS):
+            client.put_many("crowd", [b"x"] * MANY)
+            with ExitStack() as stack:
+                links = [
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT_S))
+                    for _ in range(CROWD)
+                ]
+                with probing(web, server.process.pid) as seen:
+                    for link in links:
+                        link.sendall(CROWDED[case])
+                    assert {receive(link).number for link in links} == {1}
+            least_ms, answers = min(least_ms, seen.longest_ms), seen.answers
+            if least_ms <= LONGEST_MS_MAX:
+                break
+    record_property("figure", f"{least_ms:.0f} ms, {CROWD} connections")
+    assert least_ms <= LONGEST_MS_MAX
+    # Also if the crowd is small: the probe is answered between its requests.
+    assert answers >= 5
 
 
 def use_large_requests(client, queue):

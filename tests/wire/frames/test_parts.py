@@ -14,6 +14,7 @@ from penstock.service import (
     BatchItem,
     Delete,
     NumberedReplies,
+    Pull,
     Push,
     PushMany,
     PushReply,
@@ -30,6 +31,7 @@ from penstock.wire.frames.parts import (
     PART_ITEMS_MAX,
     PLAIN_PART_ITEMS_MAX,
     parts_of,
+    pulls_one,
 )
 
 BAD_ROWS: list[Any] = [None] * 899 + [{"a": 5}]
@@ -192,3 +194,18 @@ def test_a_fault_in_the_last_part_is_found_before_the_first_is_executed(kind, bo
     with pytest.raises(error or InvalidField):
         answered(kind, parts_of(kind, body), executed.append)
     assert executed == []
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 80, 255])
+@pytest.mark.parametrize("limit", [1, 2, 127, 128, 10_000])
+def test_a_pull_of_one_is_recognised_by_its_bytes(length, limit):
+    body = framed(Pull("q" * length, limit, visibility_ms=1, wait_ms=1))[1]
+    assert pulls_one(body) == pulls_one(memoryview(body)) == (limit == 1)
+
+
+def test_the_bytes_of_a_pull_may_be_cut_anywhere():
+    body = framed(Pull("orders", 2))[1]
+    # Without a limit it is 1; the decoder decides about what is no pull.
+    assert [pulls_one(body[:size]) for size in range(12)] == [False] * 4 + [True] * 6 + [False] * 2
+    assert pulls_one(msgspec.msgpack.encode([2, "orders"]))
+    assert not pulls_one(msgspec.msgpack.encode([2, None, 1]))

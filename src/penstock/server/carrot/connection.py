@@ -23,11 +23,16 @@ from penstock.errors import MessageTooLarge, Overloaded, PenstockError, Protocol
 from penstock.server.carrot.server import CarrotServer, HeldClaim, make_create, make_push
 from penstock.server.carrot.sessions import TAKE
 from penstock.server.frames.tcp import TcpAddress, open_listener, prepare_tcp
-from penstock.server.stream import TURN_S, StreamConnection
+from penstock.server.stream import TURN_S, LongRequest, StreamConnection
 from penstock.service import Claim, Command, Delete, DeleteQueue, Pull, Release
 from penstock.wire.carrot.reasons import DENIED, EMPTY, REMOVED, STOPPING, TIMEOUT
 from penstock.wire.carrot.session import (
+    EXTEND,
+    GET,
+    PUT,
     REQUEST_LIMITS,
+    SESSION_ACK,
+    SESSION_NACK,
     SessionDecoder,
     SessionRequest,
     encode_session_answer,
@@ -51,6 +56,8 @@ from penstock.wire.carrot.single import (
 
 # Requests of one connection that are executed in one turn of the event loop.
 _TURN_MAX: Final = 256
+# The bodies of requests that take little time: one message, or a few tags.
+_SHORT_BYTES: Final = {PUT: 16_384, GET: 64, SESSION_ACK: 64, SESSION_NACK: 64, EXTEND: 64}
 # The tag of the claim of a single read.
 _SINGLE: Final = 0
 
@@ -271,7 +278,10 @@ class CarrotConnection(StreamConnection):
         opcode, count, number, queue, body = requests[0]
         server.requests_seen += 1
         server.requests[opcode] += 1
-        TAKE[opcode](server, self, count, number, queue, body)
+        if count <= 1 and len(body) <= _SHORT_BYTES.get(opcode, -1):
+            TAKE[opcode](server, self, count, number, queue, body)
+        else:
+            self._take_long(requests[0])
         if self.deferred:
             self.pause_if_behind()
 
@@ -302,10 +312,19 @@ class CarrotConnection(StreamConnection):
         until_s = perf_counter() + TURN_S
         for place, (opcode, count, number, queue, body) in enumerate(requests, 1):
             counts[opcode] += 1
-            TAKE[opcode](server, self, count, number, queue, body)
+            if count <= 1 and len(body) <= _SHORT_BYTES.get(opcode, -1):
+                TAKE[opcode](server, self, count, number, queue, body)
+            else:
+                self._take_long(requests[place - 1])
             if self._is_held or self.is_full() or perf_counter() > until_s:
                 self._backlog.extendleft(reversed(requests[place:]))
                 return
+
+    def _take_long(self, request: SessionRequest) -> None:
+        """Executes a request that may take long; it may have to wait for its turn."""
+        opcode, count, number, queue, body = request
+        execute = partial(TAKE[opcode], self._server, self, count, number, queue, body)
+        self.execute_in_turn(LongRequest(opcode, len(body), execute))
 
     def _has_to_wait(self) -> bool:
         """Whether no request may be executed now."""

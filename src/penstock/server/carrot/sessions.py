@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.backends.loop import Pending, Steps
-from penstock.backends.parts import execute_parts, needs_steps, pull_parts, run_pull
+from penstock.backends.parts import execute_parts, pull_parts, run_pull, settle_before_pull
 from penstock.errors import (
     InvalidField,
     Overloaded,
@@ -189,7 +189,7 @@ def _get(
     (wait_ms,) = UINT.unpack(body)
     pull = _pull(server.name_of(queue)[0], count, wait_ms)
     try:
-        if needs_steps(server.service, pull):
+        if settle_before_pull(server.service, pull):
             steps = _pull_in_parts(server, connection, pull)
             reply: Any = run_pull(server.service, pull, steps)
         else:
@@ -317,7 +317,7 @@ def _acked_then_pulled(
         replies = yield from _in_parts(server, connection, _batches(deletes), taken)
     if any(isinstance(each, PenstockError) for each in replies):
         return replies, []
-    if needs_steps(server.service, pull):
+    if settle_before_pull(server.service, pull):
         return replies, (yield from _pull_in_parts(server, connection, pull))
     return replies, (yield pull)
 

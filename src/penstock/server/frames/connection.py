@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Final
 
 from penstock.errors import Overloaded, PenstockError, ProtocolError
-from penstock.server.frames.server import FrameServer
+from penstock.server.frames.server import SHORT, SHORT_BYTES, FrameServer
 from penstock.server.stream import TURN_S, StreamConnection
 from penstock.wire.frames.frames import (
     HELLO,
@@ -80,7 +80,11 @@ class FrameConnection(StreamConnection):
                 self.end()
         server.requests_seen += len(frames)
         if len(frames) == 1 and not self._backlog and not self._is_held:
-            server.take(self, frames[0])
+            frame = frames[0]
+            if frame[0] in SHORT and len(frame[2]) <= SHORT_BYTES:
+                server.take(self, frame)
+            else:
+                server.take_long(self, frame)
         elif frames:
             self._backlog.extend(frames)
             self._take_frames()
@@ -99,12 +103,16 @@ class FrameConnection(StreamConnection):
     def _take_frames(self) -> None:
         """Takes frames of the backlog in order; some stay for the next turn of the event loop, or
         if there is no room for their answers."""
-        backlog, take = self._backlog, self._server.take
+        backlog, take, take_long = self._backlog, self._server.take, self._server.take_long
         until_s = perf_counter() + TURN_S
         for _ in range(min(len(backlog), _TURN_MAX)):
             if self._is_held:
                 return
-            take(self, backlog.popleft())
+            frame = backlog.popleft()
+            if frame[0] in SHORT and len(frame[2]) <= SHORT_BYTES:
+                take(self, frame)
+            else:
+                take_long(self, frame)
             if self.is_full() or perf_counter() > until_s:
                 return
 
@@ -134,7 +142,7 @@ class FrameConnection(StreamConnection):
     def _refuse_rest(self) -> None:
         """Ends the connection if its bytes are no frames from here on, and all before is taken."""
         error = self._decoder.error
-        if error is not None and not self._backlog and not self.ending:
+        if error is not None and not (self._backlog or self._is_held or self.ending):
             self.send(encode_error(0, error))
             self.end()
 

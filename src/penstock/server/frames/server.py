@@ -20,10 +20,10 @@ from penstock.backends.parts import (
     HistoryAnswer,
     bounded,
     divides_redrive,
-    needs_steps,
     pull_parts,
     redrive_parts,
     run_pull,
+    settle_before_pull,
     take_pages,
     take_parts,
     takes_pages,
@@ -33,8 +33,19 @@ from penstock.errors import PenstockError, ProtocolError, UnavailableError
 from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
 from penstock.server.stream import Limits as Limits
-from penstock.server.stream import StreamServer, bodies_bytes, ignore_reply
-from penstock.service import Claim, DescribeQueues, History, Peek, Pull, Redrive
+from penstock.server.stream import LongRequest, StreamServer, bodies_bytes, ignore_reply
+from penstock.service import (
+    Claim,
+    Delete,
+    DescribeQueues,
+    Extend,
+    History,
+    Peek,
+    Pull,
+    Push,
+    Redrive,
+    Release,
+)
 from penstock.wire.frames.bodies import DECODE, command_fault, encode_claims, encode_reply
 from penstock.wire.frames.bulk import encode_bulk_reply
 from penstock.wire.frames.frames import (
@@ -55,7 +66,7 @@ from penstock.wire.frames.frames import (
     encode_error,
     encode_welcome,
 )
-from penstock.wire.frames.parts import LARGE_BYTES, parts_of
+from penstock.wire.frames.parts import LARGE_BYTES, parts_of, pulls_one
 
 if TYPE_CHECKING:
     from penstock.server.frames.connection import FrameConnection
@@ -66,6 +77,9 @@ _decoder_of: Final = DECODE.get
 _PLAIN: Final = frozenset(KIND_OF.values()) - {PULL, BATCH, HISTORY, DESCRIBE_QUEUES}
 # Those of them whose replies are small.
 _PLAIN_SMALL: Final = _PLAIN - {PEEK}
+# Kinds of requests that take little time, if they have at most SHORT_BYTES.
+SHORT: Final = frozenset({*map(KIND_OF.__getitem__, (Push, Delete, Release, Extend)), CANCEL})
+SHORT_BYTES: Final = 16 * 1024
 # A peek at more messages than this waits for a later turn of the event loop.
 _PEEKED_AT_ONCE: Final = 100
 
@@ -168,6 +182,15 @@ class FrameServer(StreamServer):
         else:
             self._defer(connection, kind, request, command, reply)
 
+    def take_long(self, connection: "FrameConnection", frame: Frame) -> None:
+        """The same as `take`, for a request that is not in SHORT: it may have to wait."""
+        kind, _, body = frame
+        if kind == PULL and pulls_one(body):
+            self.take(connection, frame)
+        else:
+            execute = partial(self.take, connection, frame)
+            connection.execute_in_turn(LongRequest(kind, len(body), execute))
+
     def _take_other(
         self, connection: "FrameConnection", kind: int, request: int, body: Body
     ) -> None:
@@ -188,7 +211,7 @@ class FrameServer(StreamServer):
             submit = self._submit
             return submit(command)
         within: Any = bounded(command, self._frame_bytes_max)
-        if needs_steps(self.service, within):
+        if settle_before_pull(self.service, within):
             steps = self._pull_in_parts(connection, request, within)
             return run_pull(self.service, within, steps)
         return self._submit(within)

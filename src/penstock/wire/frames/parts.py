@@ -58,6 +58,22 @@ def _has_many_messages(body: Body) -> bool:
     return count is not None and count > PART_ITEMS_MAX
 
 
+def pulls_one(body: Body) -> bool:
+    """Whether the body of a pull asks for one message; it is not decoded, and may be wrong."""
+    # The command's array and its tag have a byte each, as above. Then come the header of the
+    # queue's name, which has one byte or two, the name and the limit, which is 1 if it is left out.
+    if len(body) < 4:
+        return False
+    head = body[2]
+    if 0xA0 <= head < 0xC0:
+        place = 3 + (head & 0x1F)
+    elif head == 0xD9:
+        place = 4 + body[3]
+    else:
+        return False
+    return len(body) <= place or body[place] == 1
+
+
 def _batch_parts(body: Body) -> Iterator[Batch]:
     try:
         raws = raw_items(body)
