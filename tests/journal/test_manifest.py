@@ -30,6 +30,10 @@ def names_in(path):
 
 @pytest.fixture
 def killed(tmp_path):
+    return make_killed(tmp_path)
+
+
+def make_killed(tmp_path):
     """A stream of nineteen synced entries in five files and a spare, as a kill leaves it."""
     path = tmp_path / "stream"
     segments = open_in(path)
@@ -285,13 +289,73 @@ def open_on(disk, **options):
     )
 
 
-@pytest.mark.parametrize("bit", range(0, 44 * 8, 5))
-def test_a_damaged_manifest_is_treated_as_none(killed, bit):
-    page = bytearray((killed / NAME).read_bytes())
+def damage_manifest(path, bit=99):
+    page = bytearray((path / NAME).read_bytes())
     page[bit // 8] ^= 1 << bit % 8
-    (killed / NAME).write_bytes(page)
-    assert read_manifest(OsStorage().open(str(killed), writable=False)) is None
-    assert found_in(killed) == ([*range(1, 20)], 20)
+    (path / NAME).write_bytes(page)
+
+
+@pytest.mark.parametrize("bit", range(0, 44 * 8, 5))
+def test_a_damaged_manifest_is_made_again_if_no_file_is_missing(killed, bit):
+    damage_manifest(killed, bit)
+    directory = OsStorage().open(str(killed), writable=False)
+    assert read_manifest(directory) is None
+    with open_in(killed) as segments:
+        assert [entry.entry_id for entry in segments.entries()] == [*range(1, 20)]
+        assert [each.why for each in segments.quarantined] == [
+            "manifest does not match its checksum"
+        ]
+    assert read_manifest(directory) == FileList(1, 0, 5, 0)
+    with open_in(killed) as segments:
+        assert segments.quarantined == []
+
+
+@pytest.mark.parametrize("gone", [[4, 5], [3, 4, 5], [4]])
+def test_a_stream_with_a_damaged_manifest_that_may_have_listed_more_files_does_not_open(
+    killed, gone
+):
+    """Rows 3 and 4: a damaged list cannot say that the files at the end are missing."""
+    for number in gone:
+        os.unlink(killed / f"{number:012d}.seg")
+    damage_manifest(killed)
+    with pytest.raises(StoreUnusable, match=r"missing or damaged: manifest \(damaged; it listed"):
+        open_in(killed)
+    kept = [*range(1, 4 * gone[0] + 1)]
+    with open_in(killed, accept_loss=True) as segments:
+        assert [entry.entry_id for entry in segments.entries()] == kept
+    assert found_in(killed)[0] == kept
+
+
+@pytest.mark.parametrize("gone", [[], [4, 5]])
+def test_a_stream_whose_newest_list_is_damaged_does_not_open_if_it_may_have_listed_more(
+    killed, gone
+):
+    """Rows 3 and 4: the older list is valid, and has one file less."""
+    with open_in(killed) as segments:
+        identity = segments.identity
+    directory = OsStorage().open(str(killed), writable=True)
+    manifest = Manifest(directory, identity, FILE_BYTES, read_manifest(directory))
+    manifest.write(0, 3)
+    manifest.write(0, 4)
+    newest = read_manifest(directory)
+    directory.close()
+    assert newest is not None
+    damage_manifest(killed, ((512, 1024)[newest.place] + 9) * 8)
+    for number in gone:
+        os.unlink(killed / f"{number:012d}.seg")
+    if gone:
+        with pytest.raises(StoreUnusable, match="any behind 000000000003"):
+            open_in(killed)
+    else:
+        assert found_in(killed) == ([*range(1, 20)], 20)
+
+
+def test_a_stream_without_files_and_with_a_damaged_manifest_is_not_made_anew(killed):
+    for path in names_in(killed):
+        path.unlink()
+    damage_manifest(killed)
+    with pytest.raises(StoreUnusable, match="all of its files are missing"):
+        open_in(killed)
 
 
 def test_if_one_slot_of_the_manifest_is_damaged_the_other_is_read(killed):

@@ -303,6 +303,33 @@ def test_the_error_of_a_daemon_that_cannot_listen_names_its_socket(store):
         connect(store)
 
 
+def damaged_store(store):
+    """A store that was killed, with one bit of a synced entry flipped."""
+    with penstock.connect(f"file:{store}?embedded=1") as queues:
+        queues.create("orders")
+        queues.push("orders", b"damaged")
+        queues.push("orders", b"whole")
+    path = store / "journal" / "000000000000.seg"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"damaged")] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = "store: the journal is damaged: data does not match its checksum, "
+
+
+def test_a_daemon_reports_damage_that_opening_found(store):
+    """Row 4: in its output file if a client started it, on stderr if a user did."""
+    damaged_store(store)
+    with connect(store) as queues:
+        assert [claim.body for claim in queues.pull_many("orders", 10)] == [b"whole"]
+        assert (store / "daemon" / "output").read_text().count(DAMAGE) == 1
+    end_daemon(store)
+    printed = DaemonProcess(store).stop()
+    assert printed.count(DAMAGE) == 1
+    assert f"; penstock check {store} says what is lost" in printed
+
+
 # Ending.
 
 

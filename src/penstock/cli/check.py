@@ -1,7 +1,8 @@
 """`penstock check PATH`: verifies a whole store; the exit status is 0 if it has no damage.
 
 It can run while another process writes, and changes nothing. With `--accept-loss` it also opens a
-store whose journal has missing files. The content of those files is lost, and reported as damage.
+store whose journal misses files, or synced bytes of them. What they held is lost, and is reported
+as damage.
 """
 
 import logging
@@ -44,10 +45,10 @@ def run(session: Session, arguments: Namespace) -> int:
 
 
 def _accept_loss(store: Path) -> list[Finding]:
-    """Opens the store once without its missing files, and reports which they were."""
+    """Opens the store once without what it misses, and reports in which files that was."""
     with open_reader(store) as reader:
-        missing = reader.missing_files()
-    if not missing:
+        loss = reader.loss()
+    if loss is None:
         return [Finding(False, "loss: no file is missing, so there is no loss to accept")]
     # Imported here: the other uses of this command need no engine.
     from penstock.backends.engine.store import open_engine
@@ -60,5 +61,5 @@ def _accept_loss(store: Path) -> list[Finding]:
         open_engine(store, accept_loss=True).close()
     finally:
         logger.setLevel(level)
-    names = ", ".join(f"{number:012d}.seg" for number in missing)
+    names = ", ".join(loss.names)
     return [Finding(True, f"loss: accepted for {names}; the store opens without their content")]

@@ -23,13 +23,14 @@ from the list before it is unlinked. So a listed file that does not exist was re
 else than Penstock.
 A directory without a manifest was written by an older version, and its next writer makes one; or
 the manifest was removed. Every watermark says whether there was a manifest when it was written,
-which tells the two cases apart.
+which tells the two cases apart. A damaged manifest is made again if the entries prove that no file
+is missing (`recovery`).
 `docs/formats/segment.md` is the format.
 """
 
 import struct
 import threading
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from isal.isal_zlib import crc32
 
@@ -62,16 +63,10 @@ def read_manifest(directory: Directory, identity: bytes | None = None) -> FileLi
 
     Raises StoreUnusable if the list is another stream's, or of a later format.
     """
-    try:
-        file = directory.open(NAME, writable=False)
-    except FileNotFoundError:
+    page = _read_page(directory)
+    if page is None or not _is_ours(page):
         return None
-    page = file.read(0, PAGE_BYTES)
-    file.close()
     fields = page[: _HEADER.size]
-    is_whole = len(page) == PAGE_BYTES and _CRC.unpack_from(page, _HEADER.size)[0] == crc32(fields)
-    if not is_whole or not fields.startswith(MAGIC):
-        return None
     _, format_, _, _, listed_identity = _HEADER.unpack(fields)
     where = f"{directory.path}: {NAME}"
     if format_ != FORMAT:
@@ -80,6 +75,41 @@ def read_manifest(directory: Directory, identity: bytes | None = None) -> FileLi
         raise StoreUnusable(f"{where} belongs to another stream than the segment files")
     slots = [slot for place in (0, 1) if (slot := _unpack_slot(page, place)) is not None]
     return max(slots, default=None)
+
+
+def condition_of(directory: Directory) -> Literal["absent", "whole", "torn", "damaged"]:
+    """Whether the manifest can be relied on.
+
+    A `torn` one has a slot that fails its checksum, as a power cut may leave it: that slot may
+    have listed more files than the other. A `damaged` one lists none.
+    """
+    page = _read_page(directory)
+    if page is None:
+        return "absent"
+    if not _is_ours(page) or read_manifest(directory) is None:
+        return "damaged"
+    packed = [page[at : at + _SLOT_BYTES] for at in _SLOT_OFFSETS]
+    are_known = [
+        _unpack_slot(page, place) is not None or not any(packed[place]) for place in (0, 1)
+    ]
+    return "whole" if all(are_known) else "torn"
+
+
+def _read_page(directory: Directory) -> bytes | None:
+    try:
+        file = directory.open(NAME, writable=False)
+    except FileNotFoundError:
+        return None
+    page = file.read(0, PAGE_BYTES)
+    file.close()
+    return page
+
+
+def _is_ours(page: bytes) -> bool:
+    """Whether the page is complete and its header matches its checksum."""
+    fields = page[: _HEADER.size]
+    is_whole = len(page) == PAGE_BYTES and _CRC.unpack_from(page, _HEADER.size)[0] == crc32(fields)
+    return is_whole and fields.startswith(MAGIC)
 
 
 def _unpack_slot(page: bytes, place: int) -> FileList | None:

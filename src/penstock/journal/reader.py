@@ -20,6 +20,7 @@ from penstock.errors import CorruptEntry, InvalidField, JournalError, StoreUnusa
 from penstock.journal import codec
 from penstock.journal.entry import StoredEntry
 from penstock.journal.files import Files, name_of, numbers_in
+from penstock.journal.loss import Loss
 from penstock.journal.recovery import Examined, examine, newest_slot
 from penstock.journal.scan import Limit, Quarantined, find_first, walk
 from penstock.journal.storage import OsStorage, Storage
@@ -128,21 +129,16 @@ class JournalReader:
             held |= set(numbers_in(self._archive.directory))
         return sorted(held)
 
-    def lacks_manifest(self) -> bool:
-        """Whether the manifest was removed: then missing files at the end go unnoticed."""
-        examined = examine(self._journal.directory)
-        return examined is not None and examined.lacks_manifest
-
-    def missing_files(self) -> list[int]:
-        """The numbers of the files that the journal must have and has not."""
-        missing: list[int] = []
+    def loss(self) -> Loss | None:
+        """What the journal must have and has not; None if nothing is missing."""
+        loss: Loss | None = None
         for _ in range(2):
-            # Twice: a writer may have removed spare files between the manifest and the names.
+            # Twice: a writer may have made or removed spare files while this was found out.
             examined = examine(self._journal.directory)
-            missing = [] if examined is None else examined.missing(self._known_end)
-            if not missing:
-                break
-        return missing
+            loss = None if examined is None else examined.loss(self._known_end)
+            if not loss:
+                return None
+        return loss
 
     @property
     def damage(self) -> list[Quarantined]:

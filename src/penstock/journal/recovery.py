@@ -1,7 +1,7 @@
 """Examine the files of a directory, and prepare the tail of the stream for appending.
 
 `examine` only reads. It refuses files of another stream or format before anything is changed, and
-finds out which files are missing.
+finds out what is missing: files, and bytes of files that were cut.
 `repair` is for the writer: it finds the end of the valid entries behind the watermark, writes those
 entries again, zeroes what follows, and returns when that is durable. Writing them again is needed
 after a failed sync: the kernel may have marked pages as clean that never reached the disk.
@@ -11,8 +11,8 @@ reported as damage, and the stream continues behind it: no id and no offset is u
 """
 
 import contextlib
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import dataclass, field
+from typing import Literal
 
 from penstock.errors import StoreUnusable
 from penstock.journal.entry import HEADER_BYTES
@@ -27,8 +27,9 @@ from penstock.journal.fileheader import (
     unpack_slots,
 )
 from penstock.journal.files import Files, drafts_in, name_of, numbers_in
-from penstock.journal.manifest import NAME, FileList, read_manifest
-from penstock.journal.scan import Limit, Quarantined, find_first, valid_end
+from penstock.journal.loss import Cut, Loss, runs
+from penstock.journal.manifest import NAME, FileList, condition_of, read_manifest
+from penstock.journal.scan import Limit, Quarantined, crossing_end, find_first, valid_end
 from penstock.journal.storage import Directory
 
 _CHUNK_BYTES = 1 << 20
@@ -45,7 +46,9 @@ class Examined:
     slot: Slot
     slot_place: tuple[int, int]
     listed: FileList | None = None
-    lacks_manifest: bool = False
+    manifest: Literal["", "missing", "damaged"] = ""
+    emptied: list[int] = field(default_factory=list)
+    cut: list[Cut] = field(default_factory=list)
     damage: list[Quarantined] = field(default_factory=list)
     damaged_headers: list[int] = field(default_factory=list)
 
@@ -54,8 +57,8 @@ class Examined:
         """How many bytes of the stream one file holds."""
         return self.file_bytes - PAGE_BYTES
 
-    def missing(self, known_end: int = 0) -> list[int]:
-        """The numbers of the missing files, according to the watermark and the manifest.
+    def loss(self, known_end: int = 0) -> Loss:
+        """What is missing, according to the watermark, the manifest and the sizes of the files.
 
         `known_end` is an offset that was durable according to a snapshot of the stream.
         """
@@ -64,7 +67,9 @@ class Examined:
         last = (max(slot.durable_offset, known_end) - 1) // self.payload_bytes
         if self.listed is not None:
             first, last = max(first, self.listed.first), max(last, self.listed.last)
-        return sorted(set(range(first, last + 1)).difference(self.numbers))
+        missing = sorted(set(range(first, last + 1)).difference(self.numbers))
+        last = max([*self.numbers, *missing])
+        return Loss(self.payload_bytes, last, missing, self.emptied, self.cut, self.manifest)
 
 
 @dataclass
@@ -85,10 +90,10 @@ def examine(directory: Directory) -> Examined | None:
     pages = _read_pages(directory, numbers_in(directory))
     numbers = sorted(pages.sizes)
     if not numbers:
-        if listed is not None:
+        if NAME in directory.names():
+            which = f", {name_of(listed.first)} to {name_of(listed.last)}" if listed else ""
             raise StoreUnusable(
-                f"{directory.path}: all of its files are missing, "
-                f"{name_of(listed.first)} to {name_of(listed.last)}; put them back"
+                f"{directory.path}: all of its files are missing{which}; put them back"
             )
         return None
     identity, file_bytes = _agree(directory, numbers, pages)
@@ -110,36 +115,76 @@ def examine(directory: Directory) -> Examined | None:
             raise StoreUnusable(f"{directory.path}: no file is left that was in use; put them back")
         slot = slot._replace(first_offset=begin, first_id=0)
     examined = Examined(identity, file_bytes, numbers, slot, slot_place, listed)
-    # A manifest that exists but is damaged is ignored: it was not taken away.
-    examined.lacks_manifest = slot.is_listed and NAME not in directory.names()
     examined.damaged_headers = pages.damaged_headers
     for number in pages.damaged_headers:
         why = f"header of {name_of(number)} does not match its checksum"
         examined.damage.append(Quarantined(number * examined.payload_bytes, 0, why))
+    examined.cut = _find_cuts(examined, pages)
+    files = Files(directory, identity, file_bytes, numbers, writable=False)
+    examined.emptied = _find_emptied(examined, pages, files)
+    _judge_manifest(examined, files)
     return examined
 
 
-def describe_missing(examined: Examined, missing: list[int]) -> str:
-    """Return the names of the files and the offsets of the stream that they held."""
-    if examined.lacks_manifest:
-        others = describe_missing(replace(examined, lacks_manifest=False), missing)
-        last = name_of(max([*examined.numbers, *missing]))
-        found = f"{NAME} (which listed the files, and any behind {last})"
-        return f"{found} and {others}" if others else found
-    return " and ".join(
-        f"{name_of(first)}{f' to {name_of(last)}' if last > first else ''} "
-        f"(offsets {first * examined.payload_bytes} to {(last + 1) * examined.payload_bytes})"
-        for first, last in _runs(missing)
-    )
+def _find_cuts(examined: Examined, pages: _Pages) -> list[Cut]:
+    """The ranges below the watermark that lie behind the end of their file.
+
+    A file gets its name when it has its full size, durably, so no crash leaves a short one. What
+    is cut off behind the watermark was never synced, and is not missed.
+    """
+    slot, payload_bytes = examined.slot, examined.payload_bytes
+    cuts = []
+    for number in examined.numbers:
+        held_bytes = max(0, pages.sizes[number] - PAGE_BYTES)
+        begin = max(number * payload_bytes + held_bytes, slot.first_offset)
+        end = min((number + 1) * payload_bytes, slot.durable_offset)
+        if begin < end:
+            cuts.append(Cut(number, begin, end))
+    return cuts
 
 
-def _runs(numbers: list[int]) -> list[tuple[int, int]]:
-    """The first and the last of each run of numbers without a gap."""
-    runs = [
-        [number for _, number in run]
-        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    ]
-    return [(run[0], run[-1]) for run in runs]
+def _find_emptied(examined: Examined, pages: _Pages, files: Files) -> list[int]:
+    """The files that lost their header page, with a newer watermark, and the entries behind it.
+
+    The watermark is in the file to which it leads. So if a file behind the newest slot has neither
+    header nor slot, a newer watermark may have been there. It was not if the entries end before
+    that file; and if an entry begins in it, only the page is damaged, which is repaired. The end
+    of an entry that began before proves nothing: it may be of zeroes.
+    """
+    slot, payload_bytes = examined.slot, examined.payload_bytes
+    slotted = {number for number, _, _ in pages.slots}
+    behind = max(examined.slot_place[0] + 1, slot.durable_offset // payload_bytes)
+    blank = [n for n in pages.damaged_headers if n >= behind and n not in slotted]
+    for number in blank:
+        start = slot.durable_offset, slot.next_id
+        begin = crossing_end(files.scan, *start, number * payload_bytes)
+        if begin is not None and valid_end(files.scan, *start, files.allocated_end)[0] <= begin:
+            return [each for each in blank if each >= number]
+    return []
+
+
+def _judge_manifest(examined: Examined, files: Files) -> None:
+    """Notes a manifest that was taken away, or is damaged and may have listed more files.
+
+    A damaged one is made again if nothing is missing for certain: if the entries end before the
+    last file does, no entry was ever synced behind it.
+    """
+    condition = condition_of(files.directory)
+    slot = examined.slot
+    if condition == "absent":
+        examined.manifest = "missing" if slot.is_listed else ""
+        return
+    if condition == "whole":
+        return
+    end_number = slot.durable_offset // examined.payload_bytes
+    while end_number in examined.numbers:
+        end_number += 1
+    end = end_number * examined.payload_bytes
+    if crossing_end(files.scan, slot.durable_offset, slot.next_id, end) is not None:
+        examined.manifest = "damaged"
+    elif condition == "damaged":
+        why = f"{NAME} does not match its checksum"
+        examined.damage.append(Quarantined(0, 0, why))
 
 
 def newest_slot(directory: Directory, from_number: int, identity: bytes) -> Slot | None:
@@ -214,7 +259,8 @@ def _name_foreign_files(pages: _Pages) -> str:
 def repair(files: Files, examined: Examined, missing: list[int] | None = None) -> tuple[int, int]:
     """Prepare the tail for appending; return the end of the stream and the next id.
 
-    The files whose numbers are in `missing` are created again; the stream ends behind them.
+    The files whose numbers are in `missing` are created again, or restored if they exist without
+    content; the stream ends behind them.
     """
     _finish_interrupted(files, examined, missing or [])
     slot = examined.slot
@@ -222,7 +268,7 @@ def repair(files: Files, examined: Examined, missing: list[int] | None = None) -
     found_end, next_id = valid_end(
         files.scan, slot.durable_offset, slot.next_id, max(files.allocated_end, 0)
     )
-    for _, last in _runs(missing or []):
+    for _, last in runs(missing or []):
         # The loss was accepted, so entries behind the gap are kept, though none was known durable.
         if (last + 1) * payload_bytes > found_end:
             found_end, next_id = _pass_gap(files, (last + 1) * payload_bytes, found_end, next_id)
@@ -265,7 +311,8 @@ def _finish_interrupted(files: Files, examined: Examined, missing: list[int]) ->
     for draft in drafts_in(directory):
         directory.remove(draft)
     for number in missing:
-        files.create(number).close()
+        if number not in examined.numbers:
+            files.create(number).close()
         files.first, files.last = min(files.first, number), max(files.last, number)
     slot = examined.slot
     first = min(slot.first_offset, slot.durable_offset) // files.payload_bytes

@@ -115,6 +115,22 @@ def valid_end(read: Read, offset: int, entry_id: int, end_offset: int) -> tuple[
     return offset, entry_id
 
 
+def crossing_end(read: Read, offset: int, entry_id: int, goal: int) -> int | None:
+    """Return where the entry ends with which the unbroken run from `offset` reaches `goal`.
+
+    None if the run ends before: then nothing behind `goal` was ever durable, because a sync
+    includes all that was appended before. The data of that one entry is not verified.
+    """
+    end, next_id = valid_end(read, offset, entry_id, goal)
+    if goal - end < HEADER_BYTES:
+        return goal
+    header = unpack_header(read(end, HEADER_BYTES))
+    if header is None or header.entry_id != next_id:
+        return None
+    end += HEADER_BYTES + header.size_bytes
+    return end if end > goal else None
+
+
 def find_first(read: Read, offset: int, limit: Limit) -> tuple[int, int]:
     """Return the first entry at or after `offset`, which may be within an entry."""
     return _resynchronise(_Window(read), offset - 1, 0, limit)

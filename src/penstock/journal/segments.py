@@ -38,7 +38,7 @@ from penstock.journal.entry import (
 )
 from penstock.journal.fileheader import PAGE_BYTES, SLOT_BYTES, SLOT_OFFSETS, Slot, pack_slot
 from penstock.journal.files import Files, name_of, numbers_in
-from penstock.journal.recovery import Examined, describe_missing, examine, repair
+from penstock.journal.recovery import Examined, examine, repair
 from penstock.journal.scan import Limit, Quarantined, walk
 from penstock.journal.storage import Directory, Map, OsStorage, Storage
 from penstock.journal.watermark import Watermark
@@ -67,7 +67,7 @@ class Segments:
         self._preparer: threading.Thread | None = None
         self._background = False
         self._failure = ""
-        # The missing files, and their offsets, whose loss was accepted at opening.
+        # The missing or damaged files, and their offsets, whose loss was accepted at opening.
         self.accepted_loss = ""
         self._reserve_bytes = 0
         self._ahead_bytes = 0
@@ -98,8 +98,9 @@ class Segments:
         `file_bytes` counts for a new stream only: an existing one keeps its size.
         `reserve_bytes` is the room that only appends with `reserved=True` may use up, half a file
         unless given. `background` makes spare files in a thread; without it they are made where
-        they are needed. With `accept_loss` a stream opens that misses files: what they held is
-        lost. `known_end` is an offset that the stream has reached, according to a snapshot.
+        they are needed. With `accept_loss` a stream opens that misses files, or synced bytes of
+        them: what they held is lost. `known_end` is an offset that the stream has reached,
+        according to a snapshot.
         `identity` and `begin`, the offset and the id of the first entry, are for a new stream only.
 
         Raises StoreUnusable, having touched nothing, if the directory cannot be used.
@@ -117,19 +118,15 @@ class Segments:
                 if examined is None:
                     segments = cls._create(opened, file_bytes, identity, begin)
                 else:
-                    missing = examined.missing(known_end)
-                    is_whole = not missing and not examined.lacks_manifest
-                    if not is_whole and not accept_loss:
-                        count = len(missing) + examined.lacks_manifest
+                    loss = examined.loss(known_end)
+                    if loss and not accept_loss:
                         raise StoreUnusable(
-                            f"{path}: {count} of its files are missing: "
-                            f"{describe_missing(examined, missing)}; put them back, or open it "
+                            f"{path}: {loss.summary()}; put them back, or open it "
                             "with accept_loss (--accept-loss of penstock check and serve) to go on "
                             "without what they held"
                         )
-                    segments = cls._recover(opened, examined, missing)
-                    if not is_whole:
-                        segments.accepted_loss = describe_missing(examined, missing)
+                    segments = cls._recover(opened, examined, loss.replaced)
+                    segments.accepted_loss = loss.describe()
                 segments._reserve_bytes = segments._payload_bytes // 2
                 if reserve_bytes is not None:
                     segments._reserve_bytes = reserve_bytes

@@ -15,7 +15,7 @@ from penstock.core.shard import ShardState
 from penstock.errors import CorruptEntry, JournalError, StoreUnusable
 from penstock.journal import codec, readers
 from penstock.journal.entry import HEADER_BYTES
-from penstock.journal.manifest import NAME as MANIFEST
+from penstock.journal.loss import Loss
 from penstock.journal.place import position_of
 from penstock.journal.reader import JournalReader
 from penstock.journal.restore import Recovery
@@ -93,27 +93,16 @@ class _Verification:
         return [Finding(False, text), *lost]
 
     def _missing_files(self, reader: JournalReader) -> Iterator[Finding]:
-        payload_bytes = reader.payload_bytes
         if self._is_store:
-            missing = reader.missing_files()
-            if reader.lacks_manifest():
-                last = max([*reader.file_numbers, *missing])
-                yield Finding(
-                    True,
-                    f"journal: {MANIFEST} is missing; it listed the files, so any behind "
-                    f"{last:012d}.seg may be missing too",
-                )
+            loss = reader.loss()
         else:
             # An archive alone: the stream goes on in files that are not archived yet.
             files = reader.file_numbers
-            first = reader.first_offset // payload_bytes
+            first = reader.first_offset // reader.payload_bytes
             missing = sorted(set(range(first, files[-1] + 1)).difference(files))
-        for number in missing:
-            yield Finding(
-                True,
-                f"journal: file {number:012d}.seg is missing; it held offsets "
-                f"{number * payload_bytes} to {(number + 1) * payload_bytes}",
-            )
+            loss = Loss(reader.payload_bytes, files[-1], missing)
+        for text in loss.findings() if loss else ():
+            yield Finding(True, f"journal: {text}")
 
     def _key(self) -> Iterator[Finding]:
         try:

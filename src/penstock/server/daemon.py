@@ -8,11 +8,12 @@ After a crash the next daemon opens the journal.
 
 import argparse
 import asyncio
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -185,9 +186,13 @@ def run_daemon(
     holder = StoreHolder(arguments.path, kind, other_owner=arguments.insecure_other_owner)
     try:
         listening = _read_listening(arguments)
-        engine = holder.take(lambda: open_engine(arguments))
+        # Detached, there is no standard error yet: the warnings of opening go to the output file.
+        opening = io.StringIO() if kind == AUTO_DAEMON else sys.stderr
+        with redirect_stderr(opening):
+            engine = holder.take(lambda: open_engine(arguments))
+        warnings = opening.getvalue() if isinstance(opening, io.StringIO) else ""
         try:
-            failure = _runner()(_serve(engine, arguments, listening, holder, starter))
+            failure = _runner()(_serve(engine, arguments, listening, holder, starter, warnings))
         finally:
             holder.release()
         if failure is not None:
@@ -261,8 +266,12 @@ async def _serve(
     listening: _Listening,
     holder: StoreHolder,
     starter: Starter,
+    warnings: str,
 ) -> PenstockError | None:
-    """Serves until it is stopped; returns the error that stopped the engine, or None."""
+    """Serves until it is stopped; returns the error that stopped the engine, or None.
+
+    `warnings` are printed once there is an output file.
+    """
     allow_many_files()
     loop = asyncio.get_running_loop()
     faults = Faults()
@@ -291,6 +300,7 @@ async def _serve(
     try:
         if arguments.ready_fd is not None:
             holder.redirect_output()
+            sys.stderr.write(warnings)
         http = await _listen(listening, holder, service, socket, faults, counts)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, "the daemon was stopped by a signal")

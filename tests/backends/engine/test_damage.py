@@ -14,6 +14,7 @@ from penstock.core.events import Carried, Deleted, Pushed
 from penstock.errors import StoreUnusable
 from penstock.journal.reader import JournalReader
 from penstock.journal.snapshot import snapshot_paths
+from penstock.journal.verify import verify
 from penstock.service import (
     ConfigureQueue,
     CreateQueue,
@@ -148,6 +149,35 @@ def test_a_flipped_bit_in_a_header_costs_only_its_entry(built, quick_path, kind)
         for bit in range(0, 32 * 8, 7):
             copy = store.flipped(quick_path / "copy", (start + bit // 8, bit % 8))
             check_served(store, open_copy(copy), store.hit_by(start))
+
+
+@pytest.mark.parametrize("kind", ["journal", "snapshots"])
+def test_damage_is_reported_in_one_line_when_a_store_is_opened(built, quick_path, kind, caplog):
+    store = built[kind]
+    start = store.entries[-2][0]
+    copy = store.flipped(quick_path / "copy", (start + 40, 1))
+    open_copy(copy).close()
+    (line,) = caplog.messages
+    assert line.startswith(f"{copy}: the journal is damaged: data does not match its checksum, ")
+    assert line.endswith(f"; penstock check {copy} says what is lost")
+    assert {each.levelname for each in caplog.records} == {"WARNING"}
+    caplog.clear()
+    open_copy(store.flipped(quick_path / "copy")).close()
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("kind", ["journal", "snapshots"])
+def test_a_store_whose_header_page_was_repaired_has_no_damage(built, quick_path, kind, caplog):
+    copy = built[kind].flipped(quick_path / "copy")
+    flip(sorted((copy / "journal").glob("*.seg"))[0], 20, 3)
+    assert [each.text for each in verify(str(copy)) if each.is_damage] != []
+    engine = open_copy(copy)
+    assert "does not match its checksum, 0 bytes at" in caplog.messages[0]
+    # A snapshot of the state is compared with the journal by `verify`.
+    assert engine.upkeep is not None
+    engine.upkeep.run_pass()
+    engine.close()
+    assert [each.text for each in verify(str(copy)) if each.is_damage] == []
 
 
 @pytest.mark.parametrize("part", range(3))

@@ -1,6 +1,6 @@
 """Rows 3 and 4 of the scorecard, for the engine: errors name the missing files of a store.
 
-A store is built and copied as a kill would leave it; files are removed from the copy.
+A store is built and copied as a kill would leave it; files of the copy are removed or cut.
 """
 
 import os
@@ -20,6 +20,7 @@ from penstock.service import CreateQueue, ListQueues, Pull, Push, Stats
 from tests.backends.engine.random_store import small_slices
 from tests.backends.engine.test_opening import listing
 from tests.backends.engine.test_upkeep import ReopenedStore
+from tests.journal.test_manifest import damage_manifest
 
 # Larger than the room that is reserved for deletes, so that there is one spare file and not dozens.
 FILE_BYTES = 1024 * 1024
@@ -111,6 +112,68 @@ def test_an_accepted_loss_serves_all_that_the_other_files_hold(killed, which):
     again = open_copy(killed)
     assert again.submit(Stats(name)).in_flight == len(found) + 1
     again.close()
+
+
+@pytest.mark.parametrize("left", [0, 4096, 500_000])
+@pytest.mark.parametrize("which", ["middle", "last"])
+def test_a_store_with_a_file_that_was_cut_does_not_open_and_check_names_it(
+    killed, which, left, capsys
+):
+    files = files_in(killed)
+    # The last file that is in use is followed by spares.
+    path = {"middle": files[3], "last": files[-3]}[which]
+    os.truncate(path, left)
+    before = listing(killed)
+    with pytest.raises(StoreUnusable, match=rf"{path.name} \((cut|emptied); offsets "):
+        open_copy(killed)
+    assert main(["check", str(killed)]) == 6
+    assert f"DAMAGED  journal: file {path.name} was " in capsys.readouterr().out
+    assert listing(killed) == before
+    assert main(["check", "--accept-loss", str(killed)]) == 6
+    printed = capsys.readouterr().out
+    assert f"loss: accepted for {path.name}; the store opens without their content" in printed
+    assert " entries are lost, ids " in printed
+    engine = open_copy(killed)
+    per_file = FILE_BYTES // BODY_BYTES + 2
+    assert COUNT - per_file <= len(served(engine)) < COUNT
+    engine.close()
+
+
+def test_check_and_opening_report_a_damaged_manifest(killed, caplog, capsys):
+    """Rows 3 and 4: it is made again if no file is missing, and refused if one may be."""
+    damage_manifest(killed / "journal")
+    incomplete = killed.parent / "incomplete"
+    shutil.copytree(killed, incomplete)
+    assert main(["check", str(killed)]) == 6
+    assert "DAMAGED  journal: manifest does not match its checksum" in capsys.readouterr().out
+    engine = open_copy(killed)
+    assert any("manifest does not match its checksum" in each for each in caplog.messages)
+    assert served(engine) == [*range(COUNT)]
+    engine.close()
+    assert main(["check", str(killed)]) == 0
+    remove_files(incomplete, "last")
+    capsys.readouterr()
+    assert main(["check", str(incomplete)]) == 6
+    assert (
+        "DAMAGED  journal: manifest is damaged; it listed the files, so any behind 0000000000"
+        in (capsys.readouterr().out)
+    )
+    with pytest.raises(StoreUnusable, match=r"manifest \(damaged; it listed the files"):
+        open_copy(incomplete)
+    assert main(["check", "--accept-loss", str(incomplete)]) == 6
+    assert "loss: accepted for manifest; the store opens" in capsys.readouterr().out
+    engine = open_copy(incomplete)
+    assert len(served(engine)) > COUNT / 2
+    engine.close()
+
+
+def test_check_accepts_the_loss_of_the_manifest(killed, capsys):
+    (killed / "journal" / "manifest").unlink()
+    assert main(["check", "--accept-loss", str(killed)]) == 6
+    assert "loss: accepted for manifest; the store opens" in capsys.readouterr().out
+    engine = open_copy(killed)
+    assert served(engine) == [*range(COUNT)]
+    engine.close()
 
 
 def test_the_command_line_accepts_a_loss_and_says_what_was_lost(killed, capsys):

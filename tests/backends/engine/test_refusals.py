@@ -1,13 +1,16 @@
 """Row 6 of the scorecard, for the engine: a refused command changes neither state nor journal.
 
-A journal that keeps its events in a list fails at its n-th call, for every n and every command. The
-last tests use a store on disk, with a missing file and with no descriptor left.
+A journal that keeps its events in a list fails at its n-th call, for every n and every command, and
+an interrupt comes at every point, also with a journal that keeps nothing. The last tests use a
+store on disk, with a missing file and with no descriptor left.
 """
 
 import copy
 import os
 import resource
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ from penstock.errors import (
     PenstockError,
     UnavailableError,
 )
+from penstock.journal import MemoryJournal
 from penstock.journal.place import pack_place, position_of
 from penstock.service import (
     Batch,
@@ -46,6 +50,7 @@ from penstock.service import (
     Stats,
 )
 from tests.core.observed import as_bytes
+from tests.interrupts import interrupted
 
 ATTEMPT = "an-attempt"
 
@@ -118,12 +123,13 @@ class PlacingJournal:
         pass
 
 
-def contents(shard: ShardState, journal: PlacingJournal) -> list[Any]:
+def contents(shard: ShardState, journal: PlacingJournal | MemoryJournal) -> list[Any]:
     """All of a state as plain data, with each message's content instead of its place."""
     snapshot = copy.deepcopy(shard.snapshot())
     for queue in snapshot.queues:
         for delivery in queue.deliveries:
             if isinstance(delivery.content, int):
+                assert isinstance(journal, PlacingJournal)
                 delivery.content = journal.contents[position_of(delivery.content)]
     return [snapshot.next_number, snapshot.next_queue, snapshot.queues]
 
@@ -131,10 +137,11 @@ def contents(shard: ShardState, journal: PlacingJournal) -> list[Any]:
 class FilledEngine:
     """An engine with messages in every state, always the same."""
 
-    def __init__(self, due: bool = False, waiting: bool = False) -> None:
+    def __init__(self, due: bool = False, waiting: bool = False, volatile: bool = False) -> None:
         self.journal = PlacingJournal()
         self.clock = ManualClock()
-        self.engine = Engine(self.journal, self.clock, key=b"k" * 32, identity=b"i" * 7)
+        journal = MemoryJournal() if volatile else self.journal
+        self.engine = Engine(journal, self.clock, key=b"k" * 32, identity=b"i" * 7)
         submit = self.engine.submit
         submit(CreateQueue("q", {"dead_letter": "dead", "max_receives": 3}))
         submit(CreateQueue("once", {"dead_letter": "dead", "max_receives": 1}))
@@ -184,6 +191,7 @@ class FilledEngine:
             "describe all": DescribeQueues(),
             "list": ListQueues(),
             "history": History(self.id),
+            "unknown queue": Push("nowhere", b"new"),
             "batch": Batch(
                 [Push("q", b"x"), Delete("q", receipt), Push("nowhere", b""), Push("f", b"y")]
             ),
@@ -258,6 +266,41 @@ def test_row_6_an_error_while_a_waiting_pull_is_served_fails_that_pull_alone(err
     assert (filled.waiter.done, filled.waiter.error) == (True, error)
     assert filled.plain_state() == filled.replayed()
     assert [claim.epoch for claim in filled.engine.submit(Pull("empty"))] == [1]
+
+
+def submit_or_refuse(filled: FilledEngine, command: Command[Any]) -> None:
+    with suppress(PenstockError):
+        filled.engine.submit(command)
+
+
+# Of an interrupt that Python ignores, where it closes a generator.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("state", ["", "due", "waiting"])
+@pytest.mark.parametrize("volatile", [False, True], ids=["kept", "memory"])
+def test_row_6_an_interrupt_at_any_point_changes_nothing_or_stops_the_engine(name, state, volatile):
+    """Row 6: after an interrupt no command is served from a state that is partly changed."""
+    options = {"volatile": volatile, "due": state == "due", "waiting": state == "waiting"}
+    done = FilledEngine(**options)
+    before = done.plain_state()
+    submit_or_refuse(done, done.commands()[name])
+    after = done.plain_state()
+    stops = 0
+    for point in range(1, 10_000):
+        filled = FilledEngine(**options)
+        call = partial(submit_or_refuse, filled, filled.commands()[name])
+        if not interrupted(call, point):
+            break
+        if filled.engine._stopped is None:
+            assert filled.plain_state() in (before, after)
+            assert volatile or filled.plain_state() == filled.replayed()
+        else:
+            stops += 1
+            with pytest.raises(JournalError, match="was stopped by KeyboardInterrupt"):
+                filled.engine.submit(Push("q", b"next"))
+            assert filled.waiter is None or filled.waiter.done
+        assert filled.engine._events == []
+    assert stops > 0
 
 
 def test_a_pull_returns_the_messages_that_were_loaded_before_an_error():

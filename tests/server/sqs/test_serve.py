@@ -469,6 +469,24 @@ def test_serve_accepts_a_loss_with_the_option_and_prints_what_is_lost(tmp_path):
     assert "accept_loss: 'memory:' is not a data directory" in done.stderr
 
 
+def test_serve_reports_damage_that_opening_found(tmp_path):
+    """Row 4: a flipped bit in a synced entry."""
+    data = tmp_path / "data"
+    with serve("--data", str(data)) as server:
+        client = server.client()
+        url = client.create_queue(QueueName="q")["QueueUrl"]
+        client.send_message(QueueUrl=url, MessageBody="some body")
+        client.send_message(QueueUrl=url, MessageBody="another")
+        server.stop(signal.SIGKILL)
+    path = data / "journal" / "000000000000.seg"
+    content = bytearray(path.read_bytes())
+    content[content.index(b"some body")] ^= 1
+    path.write_bytes(content)
+    with serve("--data", str(data)) as server:
+        assert "data: the journal is damaged: data does not match its checksum" in server.output
+        server.stop()
+
+
 def test_row_23_queues_of_a_remote_service_are_not_served_as_another_region_or_account(tmp_path):
     """Row 23: the note of each queue has its region and account, in every service."""
     daemon = DaemonProcess(tmp_path / "store", "--listen", "127.0.0.1:0")

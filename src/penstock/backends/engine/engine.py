@@ -185,19 +185,22 @@ class Engine:
             make_room(command)
         now_ms = read_clock()
         try:
-            if now_ms >= self._alarm.next_ms:
-                self._settle(now_ms, command)
-            reply: R = handler(command, now_ms)
-            if not self._events:
-                # An answer without a change may depend on one that is not durable yet, such as
-                # "this is a duplicate", "the message is gone" or "these are your claims".
-                self.answer_sequence = 0 if type(command) in _READ_ONLY else self._sequence
-            elif self._is_volatile and not self._waiting:
-                self._events = []
-            else:
-                self.answer_sequence = self._append()
+            try:
+                if now_ms >= self._alarm.next_ms:
+                    self._settle(now_ms, command)
+                reply: R = handler(command, now_ms)
+                if not self._events:
+                    # An answer without a change may depend on one that is not durable yet, such as
+                    # "this is a duplicate", "the message is gone" or "these are your claims".
+                    self.answer_sequence = 0 if type(command) in _READ_ONLY else self._sequence
+                elif self._is_volatile and not self._waiting:
+                    self._events = []
+                else:
+                    self.answer_sequence = self._append()
+            except PenstockError:
+                self._keep_events()
+                raise
         except PenstockError:
-            self._keep_events()
             raise
         except BaseException as error:
             # An interrupt, or an error that no handler raises on purpose: the state may contain
@@ -726,11 +729,13 @@ class Engine:
         self.journal.close()
 
     def _fail(self, error: BaseException) -> None:
-        """Stops the engine for good, unless its journal keeps nothing that could differ."""
-        if self._stopped is None and not self._is_volatile:
+        """Stops the engine for good: its state may have half of a command, and not the other."""
+        self._events = []
+        if self._stopped is None:
             if not isinstance(error, JournalError):
                 cause = " ".join(f"{type(error).__name__} {error}".split())
-                error = JournalError(f"the engine was stopped by {cause}; open it again")
+                again = "open a new one" if self._is_volatile else "open it again"
+                error = JournalError(f"the engine was stopped by {cause}; {again}")
             self._stop(error)
 
     def check(self) -> None:

@@ -15,6 +15,7 @@ from penstock.core.shard import ShardState
 from penstock.journal.codec import EVENT_BYTES
 from penstock.journal.file import Durability, FileJournal, check_interval
 from penstock.journal.restore import Recovery, newest_snapshot
+from penstock.journal.scan import Quarantined
 from penstock.journal.segments import FILE_BYTES, Segments
 from penstock.journal.storage import Storage
 from penstock.journal.store import (
@@ -44,8 +45,9 @@ def open_engine(
     """Opens the store at `path`, for this process alone; makes it if there is none.
 
     Without `background` the journal's spare files are made when they are needed, without a thread.
-    With `accept_loss` a store opens although files of its journal are missing: their content is
-    lost, and a warning of the logger `penstock.journal` says what it was.
+    With `accept_loss` a store opens although files of its journal, or synced bytes of them, are
+    missing: their content is lost. Warnings of the logger `penstock.journal` say what it was, and
+    report damage that was found.
     Raises StoreUnusable before anything is changed, or InvalidField.
     """
     check_interval(interval_ms)
@@ -78,6 +80,8 @@ def open_engine(
         engine.upkeep = Upkeep(engine, journal, store, None if archive is None else Path(archive))
         if segments.accepted_loss:
             _report_loss(store, segments.accepted_loss)
+        elif segments.quarantined:
+            _report_damage(store, segments.quarantined)
         undo.pop_all()
     return engine
 
@@ -99,6 +103,19 @@ def _report_loss(store: Path, files: str) -> None:
         warn("%s: and %d more; penstock check %s lists them", store, more, store)
 
 
+def _report_damage(store: Path, damage: list[Quarantined]) -> None:
+    """Warns of the damage that opening found in the journal, in one line."""
+    import logging
+
+    first = damage[0]
+    found = f"{first.why}, {first.size_bytes} bytes at {first.offset}"
+    if len(damage) > 1:
+        found += f", and {len(damage) - 1} more"
+    logging.getLogger("penstock.journal").warning(
+        "%s: the journal is damaged: %s; penstock check %s says what is lost", store, found, store
+    )
+
+
 def _recover(store: Path, journal: FileJournal) -> tuple[ShardState, int]:
     """The state of the store, and the time of its last event. Raises StoreUnusable."""
     segments = journal.segments
@@ -107,6 +124,9 @@ def _recover(store: Path, journal: FileJournal) -> tuple[ShardState, int]:
     recovery = Recovery(taken)
     for entry in journal.replayed(start):
         recovery.apply_entry(entry)
-    # Damaged entries may have used message numbers, which must not be used again.
-    lost = sum(found.size_bytes // EVENT_BYTES + 1 for found in segments.quarantined)
+    # Damaged entries may have used message numbers, which must not be used again. Damage without
+    # bytes of the stream, as of a header page, has none: it is repaired, and to skip numbers for
+    # it would make the state differ from the one that the journal leads to.
+    damaged = [found.size_bytes for found in segments.quarantined if found.size_bytes]
+    lost = sum(size_bytes // EVENT_BYTES + 1 for size_bytes in damaged)
     return recovery.finish(lost), recovery.last_ms
