@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.backends.loop import Steps
 from penstock.errors import InvalidField, StoreUnusable
+from penstock.journal.storage import read_small_file
 from penstock.journal.store import write_once
 from penstock.server.sqs.lookup import HOME_NOTE, QueueLookup
 from penstock.service import QueueInfo
@@ -41,14 +42,22 @@ def store_home(url: str, home: Owner) -> None:
         return
     path = Path(where.path) / "sqs"
     try:
-        if not path.exists():
+        kept = _read_home(path)
+        if kept is None:
             write_once(path, msgspec.json.encode(HomeFile(*home)) + b"\n")
-            return
-        kept = msgspec.json.decode(path.read_bytes(), type=HomeFile)
     except (OSError, msgspec.DecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StoreUnusable(f"{path}: cannot be used: {reason}") from error
-    _check(kept, home, where.path)
+    if kept is not None:
+        _check(kept, home, where.path)
+
+
+def _read_home(path: Path) -> HomeFile | None:
+    """The home in the file; None if there is no file. Raises OSError or DecodeError."""
+    try:
+        return msgspec.json.decode(read_small_file(path), type=HomeFile)
+    except FileNotFoundError:
+        return None
 
 
 def check_notes(lookup: QueueLookup, home: Owner) -> Steps[None]:
