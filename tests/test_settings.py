@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import InvalidField
-from penstock.settings import ServerSettings, read_keys, read_settings
+from penstock.settings import ServerSettings, read_keys, read_settings, url_in
 
 
 def test_settings_that_no_source_gives_have_their_defaults():
@@ -196,5 +196,30 @@ def test_a_loss_can_be_accepted_by_an_argument_only(tmp_path):
     path = tmp_path / "penstock.toml"
     path.write_text("accept_loss = true")
     for environment, config in (({"PENSTOCK_ACCEPT_LOSS": "1"}, None), ({}, str(path))):
-        with pytest.raises(InvalidField, match="give --accept-loss to the one start"):
+        with pytest.raises(InvalidField, match="give it by hand to the one start"):
             read_settings({}, environment, config)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:x?accept_loss=1",
+        "file:x?embedded=1&accept_loss=1",
+        "mirror:?primary=file:x%3Faccept_loss=1&mirror=memory:",
+    ],
+)
+def test_a_loss_is_not_accepted_by_the_url_of_a_lasting_setting(tmp_path, url):
+    """Row 23: such a server would accept the next loss at its next start, and report it to none."""
+    path = tmp_path / "penstock.toml"
+    path.write_text(f'store = "{url}"')
+    for environment, config, source in (
+        ({"PENSTOCK_STORE": url}, None, "the environment"),
+        ({"PENSTOCK_URL": url}, None, "PENSTOCK_URL"),
+        ({}, str(path), str(path)),
+    ):
+        with pytest.raises(InvalidField, match="give it by hand to the one start") as caught:
+            read_settings({}, environment, config)
+        assert f"accept_loss, in {source}: " in str(caught.value)
+    with pytest.raises(InvalidField, match="PENSTOCK_URL: "):
+        url_in({"PENSTOCK_URL": url})
+    assert read_settings({"store": url}, {}).where == url

@@ -44,6 +44,10 @@ AWS_WINDOW_S: Final = 60
 # A host's name, or an IPv6 address, which has two colons or more.
 _HOST: Final = re.compile(r"[\w.-]+|\[?[0-9a-fA-F]*:[0-9a-fA-F]*:[0-9a-fA-F:.]*\]?")
 _STORE_SETTINGS: Final = {"data", "store"}
+_LASTING_LOSS: Final = (
+    "accept_loss, in {}: it would accept every later loss, too; give it by hand to the one start "
+    "that is to go on without the missing files, as --accept-loss or in --url"
+)
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,14 +128,11 @@ def read_settings(
     variables = _checked(_read_environment(environment), "the environment", strict=False)
     arguments = {name: value for name, value in given.items() if value is not None}
     if not _STORE_SETTINGS & arguments.keys():
-        variables = _with_url(variables, environment.get(URL_VARIABLE))
+        variables = _with_url(variables, url_in(environment))
     sources.append(("the environment", variables))
     for where, source in sources:
-        if "accept_loss" in source:
-            raise InvalidField(
-                f"accept_loss, in {where}: it would accept every later loss, too; give "
-                "--accept-loss to the one start that is to go on without the missing files"
-            )
+        if "accept_loss" in source or _accepts_loss(source.get("store")):
+            raise InvalidField(_LASTING_LOSS.format(where))
     sources.append(("the arguments", arguments))
     found: dict[str, Any] = {}
     for where, source in sources:
@@ -143,6 +144,25 @@ def read_settings(
     settings = _convert(found, "the arguments", strict=True)
     _check(settings)
     return settings
+
+
+def url_in(environment: Mapping[str, str]) -> str | None:
+    """The store that PENSTOCK_URL names; None if it names none.
+
+    Raises InvalidField if the URL accepts a loss.
+    """
+    url = environment.get(URL_VARIABLE) or None
+    if _accepts_loss(url):
+        raise InvalidField(_LASTING_LOSS.format(URL_VARIABLE))
+    return url
+
+
+def _accepts_loss(url: str | None) -> bool:
+    """Whether a store's URL accepts a loss. One that cannot be read is refused where it is used."""
+    try:
+        return url is not None and read_url(url).has_option("accept_loss")
+    except InvalidField:
+        return False
 
 
 def _with_url(variables: dict[str, Any], url: str | None) -> dict[str, Any]:

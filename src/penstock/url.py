@@ -73,6 +73,13 @@ class BackendUrl(NamedTuple):
             raise InvalidField(f"url: {name}={text!r} in {self.text!r} is neither 0 nor 1")
         return text == "1"
 
+    def has_option(self, name: str) -> bool:
+        """Whether this URL has the option, or one of the two that `mirror:` has in its options."""
+        inner = self.options.values() if self.scheme == "mirror" else ()
+        return name in self.options or any(
+            read_url(text).has_option(name) for text in inner if text.partition(":")[0] in SCHEMES
+        )
+
     def check_options(self, known: set[str]) -> None:
         """Raises InvalidField for an option that this backend does not have."""
         for name in self.options:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from penstock import Queues, connect
-from penstock.settings import URL_VARIABLE
+from penstock.settings import URL_VARIABLE, url_in
 
 NO_URL: Final = (
     f"no store was given: give --url URL or set {URL_VARIABLE} "
@@ -44,8 +44,8 @@ class Session:
         return self._stores[url]
 
     def url(self, arguments: Namespace) -> str:
-        """The URL of the store that the command names. Raises UsageError."""
-        url: str | None = arguments.url or self.shell_url or os.environ.get(URL_VARIABLE)
+        """The URL of the store that the command names. Raises UsageError or InvalidField."""
+        url: str | None = arguments.url or self.shell_url or url_in(os.environ)
         if not url:
             raise UsageError(NO_URL)
         return url
