@@ -108,6 +108,13 @@ class BackendUrl(NamedTuple):
         return path
 
     @property
+    def directory(self) -> str | None:
+        """The data directory whose queues this URL opens; None without one. Raises InvalidField."""
+        if self.scheme == "mirror":
+            return read_url(self.options.get("primary")).directory
+        return self.path if self.scheme == "file" else None
+
+    @property
     def is_in_this_process(self) -> bool:
         """Whether the queues are in the process that opens the URL, which no other can reach."""
         return self.scheme == "memory" or (self.scheme == "file" and self.is_on("embedded"))

@@ -189,8 +189,7 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         has_notes = read_url(settings.where).scheme != "sqs"
         lookup = QueueLookup(service, directory, windows, has_notes)
         await result_of(service.run(check_notes(lookup, home)))
-        if isinstance(service, LoopEngine):
-            store_home(settings.where, home)
+        store_home(settings.where, home, is_held=isinstance(service, LoopEngine))
         await result_of(service.run(_declare(service, settings)))
         access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
         endpoint = SqsEndpoint(lookup, access)
