@@ -23,6 +23,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="open a store with missing journal files once, so that it opens without their content",
     )
+    parser.add_argument(
+        "--insecure-other-owner",
+        action="store_true",
+        help="with --accept-loss: open a store of another user (root can)",
+    )
 
 
 def run(session: Session, arguments: Namespace) -> int:
@@ -30,7 +35,7 @@ def run(session: Session, arguments: Namespace) -> int:
     path = path_of(arguments.path)
     findings: list[Finding] = []
     if arguments.accept_loss:
-        findings += _accept_loss(Path(path))
+        findings += _accept_loss(Path(path), other_owner=arguments.insecure_other_owner)
     findings += verify(path, arguments.archive)
     damaged = [each.text for each in findings if each.is_damage]
     if arguments.json:
@@ -43,7 +48,7 @@ def run(session: Session, arguments: Namespace) -> int:
     return DAMAGED if damaged else 0
 
 
-def _accept_loss(store: Path) -> list[Finding]:
+def _accept_loss(store: Path, *, other_owner: bool) -> list[Finding]:
     """Opens the store once without its missing files, and reports which they were."""
     with open_reader(store) as reader:
         missing = reader.missing_files()
@@ -57,7 +62,7 @@ def _accept_loss(store: Path) -> list[Finding]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        open_engine(store, accept_loss=True).close()
+        open_engine(store, accept_loss=True, other_owner=other_owner).close()
     finally:
         logger.setLevel(level)
     names = ", ".join(f"{number:012d}.seg" for number in missing)

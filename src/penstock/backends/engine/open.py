@@ -62,7 +62,9 @@ def _open_store(url: BackendUrl, clock: Clock | None) -> Engine:
     from penstock.backends.engine.store import open_engine as open_store
     from penstock.journal.file import check_durability
 
-    url.check_options({"embedded", "durability", "interval_ms", "archive", "accept_loss"})
+    url.check_options(
+        {"embedded", "durability", "interval_ms", "archive", "accept_loss", "other_owner"}
+    )
     return open_store(
         url.path,
         durability=check_durability(url.options.get("durability", "sync")),
@@ -70,4 +72,5 @@ def _open_store(url: BackendUrl, clock: Clock | None) -> Engine:
         clock=clock,
         archive=url.options.get("archive"),
         accept_loss=url.is_on("accept_loss"),
+        other_owner=url.is_on("other_owner"),
     )
