@@ -43,6 +43,7 @@ SECRET_CHARS_MIN: Final = 16
 AWS_WINDOW_S: Final = 60
 # A host's name, or an IPv6 address, which has two colons or more.
 _HOST: Final = re.compile(r"[\w.-]+|\[?[0-9a-fA-F]*:[0-9a-fA-F]*:[0-9a-fA-F:.]*\]?")
+_CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
 _STORE_SETTINGS: Final = {"data", "store"}
 _LASTING_LOSS: Final = (
     "accept_loss, in {}: it would accept every later loss, too; give it by hand to the one start "
@@ -212,10 +213,16 @@ def _checked(found: dict[str, Any], where: str, strict: bool = True) -> dict[str
 def _read_file(path: str) -> dict[str, Any]:
     try:
         with Path(path).open("rb") as file:
-            return tomllib.load(file)
+            content = file.read(_CONFIG_BYTES_MAX + 1)
     except OSError as error:
         raise InvalidField(f"config: cannot read {path!r}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    if len(content) > _CONFIG_BYTES_MAX:
+        raise InvalidField(f"config: {path!r} is larger than {_CONFIG_BYTES_MAX} bytes")
+    try:
+        return tomllib.loads(content.decode())
+    except RecursionError:
+        raise InvalidField(f"config: {path!r} has values that are nested too deeply") from None
+    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
         raise InvalidField(f"config: {path!r} is not TOML: {error}") from None
 
 

@@ -599,3 +599,43 @@ def test_a_named_pipe_in_place_of_a_file_of_the_daemon_is_refused_at_once(store)
         shown = refusal("daemon", command, store)
         assert "pid is a named pipe, not a regular file" in shown
     pid.unlink()
+
+
+# Text that is no text.
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b", os.fsdecode(b"\xff"), "\u0131" * 64])
+def test_a_host_that_cannot_be_a_name_is_one_sentence(store, host):
+    """Row 19."""
+    open_to_all = ("--insecure-without-keys", "--insecure-without-tls")
+    served = ("serve", "--store", "memory:", "--port", "0", "--host", host, *open_to_all)
+    insecure = "--insecure-open-to-the-network"
+    listening = ("daemon", "run", store, "--listen", f"{host}:0", insecure)
+    pages = ("daemon", "run", store, "--http", f"{host}:0", insecure)
+    for words in (served, listening, pages):
+        done = penstock_command(*words)
+        assert done.returncode == 3, done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_path_that_is_not_utf_8_is_shown_in_json(tmp_path):
+    """Row 19."""
+    store = str(tmp_path / os.fsdecode(b"\xff"))
+    shown = json.loads(penstock_command("--json", "daemon", "status", store).stdout)
+    assert shown == {"path": store, "running": False}
+    process = subprocess.Popen(
+        [PENSTOCK, "serve", "--port", "0", "--json", "--data", store],
+        env={**clean_environment(), **QUICK},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["store"] == f"file:{store}"
+        shown = json.loads(penstock_command("--json", "daemon", "status", store).stdout)
+        assert (shown["path"], shown["pid"]) == (store, process.pid)
+    finally:
+        process.terminate()
+        assert process.communicate(timeout=TIMEOUT_S) == ("", "")

@@ -4,6 +4,7 @@ A command prints results to stdout only through `Session`, so that `--json` mean
 of them, and reads stdin only through it, so that the commands of a shell are never read as bodies.
 """
 
+import json
 import os
 import sys
 from argparse import Namespace
@@ -59,7 +60,11 @@ class Session:
 
     def print_json(self, result: dict[str, Any]) -> None:
         """Prints one result as a line of JSON."""
-        print(msgspec.json.encode(result).decode())
+        try:
+            print(msgspec.json.encode(result).decode())
+        except UnicodeEncodeError:
+            # A path with bytes that are not UTF-8: they become the escapes of lone surrogates.
+            print(json.dumps(msgspec.to_builtins(result), separators=(",", ":")))
 
     def stdin(self) -> BinaryIO:
         """The bytes of stdin. Raises UsageError if a body cannot be read from it."""
