@@ -46,7 +46,11 @@ SCHEMES: Final[dict[str, Scheme]] = {
 }
 
 
-_USERINFO: Final = re.compile(r"(?<=:)//[^/?]*@")
+# Up to the last @, because a password may have any character unescaped, but not into a URL that
+# follows. Within the options of another URL all of it may be escaped.
+_USERINFO: Final = re.compile(
+    r"(:|%3a)(?://|%2f%2f)(?:(?!://|%3a%2f%2f).)*(?:@|%40)", re.IGNORECASE | re.DOTALL
+)
 
 
 class BackendUrl(NamedTuple):
@@ -63,14 +67,14 @@ class BackendUrl(NamedTuple):
         if text is None:
             return default
         if not (text.isascii() and text.isdigit() and len(text) <= 12):
-            raise InvalidField(f"url: {name}={text!r} in {self.text!r} is not a whole number")
+            raise InvalidField(f"url: {name}={text!r} in {self.shown!r} is not a whole number")
         return int(text)
 
     def is_on(self, name: str) -> bool:
         """Whether an option that is 0 or 1 is 1; 0 if absent. Raises InvalidField."""
         text = self.options.get(name, "0")
         if text not in ("0", "1"):
-            raise InvalidField(f"url: {name}={text!r} in {self.text!r} is neither 0 nor 1")
+            raise InvalidField(f"url: {name}={text!r} in {self.shown!r} is neither 0 nor 1")
         return text == "1"
 
     def has_option(self, name: str) -> bool:
@@ -101,10 +105,10 @@ class BackendUrl(NamedTuple):
         if path.startswith("//"):
             host, slash, below = path[2:].partition("/")
             if host or not slash:
-                raise InvalidField(f"url: {self.text!r} names a host; use file:PATH")
+                raise InvalidField(f"url: {self.shown!r} names a host; use file:PATH")
             path = "/" + below
         if not path or "\0" in path:
-            raise InvalidField(f"url: {self.text!r} names no path; use file:PATH")
+            raise InvalidField(f"url: {self.shown!r} names no path; use file:PATH")
         return path
 
     @property
@@ -122,7 +126,7 @@ class BackendUrl(NamedTuple):
 
 def without_password(url: str) -> str:
     """The URL as it may be shown: user and password, before the @, are left out."""
-    return _USERINFO.sub("//…@", url)
+    return _USERINFO.sub(r"\1//…@", url)
 
 
 def read_url(url: object) -> BackendUrl:
@@ -135,11 +139,13 @@ def read_url(url: object) -> BackendUrl:
     if not colon:
         raise InvalidField(f"url: {shown!r} has no scheme; use {known}")
     if scheme not in SCHEMES:
-        raise InvalidField(f"url: unknown URL scheme {scheme!r} in {shown!r}; use {known}")
+        raise InvalidField(f"url: unknown URL scheme {scheme!r}; use {known}")
     try:
         query = urlsplit(url).query
     except ValueError as error:
-        raise InvalidField(f"url: {shown!r} cannot be read: {error}") from None
+        # The error of urlsplit may quote a part of the password.
+        reason = "" if "@" in url else f": {error}"
+        raise InvalidField(f"url: {shown!r} cannot be read{reason}") from None
     return BackendUrl(url, scheme, rest.partition("?")[0], dict(parse_qsl(query)))
 
 

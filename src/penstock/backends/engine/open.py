@@ -41,7 +41,7 @@ def open_engine(url: str | BackendUrl, clock: Clock | None = None) -> Engine:
     backend_url = url if isinstance(url, BackendUrl) else read_url(url)
     if backend_url.scheme not in ("memory", "file"):
         raise InvalidField(
-            f"url: {backend_url.text!r} is not opened in this process; use memory: or file:PATH"
+            f"url: {backend_url.shown!r} is not opened in this process; use memory: or file:PATH"
         )
     return _open(backend_url, clock)
 
@@ -53,7 +53,7 @@ def _open(url: BackendUrl, clock: Clock | None) -> Engine:
 def _open_memory(url: BackendUrl, clock: Clock | None) -> Engine:
     url.check_options({"history"})
     if url.rest:
-        raise InvalidField(f"url: a memory engine has no address; use memory:, not {url.text!r}")
+        raise InvalidField(f"url: a memory engine has no address; use memory:, not {url.shown!r}")
     return Engine(MemoryJournal(url.whole_number("history", 0)), clock)
 
 
