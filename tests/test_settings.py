@@ -77,6 +77,13 @@ def test_a_durability_together_with_a_store_is_refused():
         read_settings({"store": "file:x", "durability": "os"}, {})
 
 
+def test_a_data_directory_with_a_question_mark_is_refused():
+    """The server would write to the directory whose name ends there."""
+    for given, environment in (({"data": "what?"}, {}), ({}, {"PENSTOCK_DATA": "x?durability=os"})):
+        with pytest.raises(InvalidField, match=r"data: '.*' has a '\?'"):
+            read_settings(given, environment)
+
+
 def test_lists_and_keys_can_be_given_in_variables():
     one, two = "one:secret:of-many-characters", "two-secret-of-many-characters"
     environment = {

@@ -53,3 +53,28 @@ def test_a_url_is_shown_without_user_and_password():
     }
     assert {url: without_password(url) for url in shown} == shown
     assert read_url("redis://user:word@host/1").shown == "redis://…@host/1"
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("file:x?embedded", "the option 'embedded' has no value; write embedded=VALUE"),
+        ("file:x?embedded=", "the option 'embedded' has no value"),
+        ("file:x?embedded=1&embedded=0", "the option 'embedded' is given twice"),
+        ("file:x?", "has a '?' and no options behind it"),
+        ("file:x?durability=os#embedded=1", "durability"),
+        ("file:x?#embedded=1", "has no option '#embedded'"),
+        ("penstock://127.0.0.1:1#?tls=1", "is not of the form penstock://HOST:PORT"),
+        ("cluster:nats://127.0.0.1:1#?shards=1", "is not HOST:PORT"),
+        ("sqs://eu-west-1#?account=111122223333", "has no valid region"),
+    ],
+)
+def test_an_option_of_a_url_is_honoured_or_refused_and_never_ignored(url, complaint):
+    with pytest.raises(InvalidField) as caught:
+        penstock.connect(url)
+    assert complaint in str(caught.value)
+
+
+def test_a_number_sign_in_a_path_is_a_part_of_it():
+    url = read_url("file:a#b?embedded=1")
+    assert (url.path, url.options) == ("a#b", {"embedded": "1"})

@@ -289,6 +289,11 @@ def _check(settings: ServerSettings) -> None:
             f"durability: {settings.durability!r} goes with data; a store is given it in its URL: "
             f"file:PATH?durability={settings.durability}"
         )
+    if settings.store is None and "?" in settings.data:
+        raise InvalidField(
+            f"data: {settings.data!r} has a '?', which begins the options of a URL; give options "
+            "in store: file:PATH?OPTION=VALUE"
+        )
     for host in settings.allow_hosts:
         if _HOST.fullmatch(host) is None:
             raise InvalidField(

@@ -141,12 +141,33 @@ def read_url(url: object) -> BackendUrl:
     if scheme not in SCHEMES:
         raise InvalidField(f"url: unknown URL scheme {scheme!r}; use {known}")
     try:
-        query = urlsplit(url).query
+        urlsplit(url)
     except ValueError as error:
         # The error of urlsplit may quote a part of the password.
         reason = "" if "@" in url else f": {error}"
         raise InvalidField(f"url: {shown!r} cannot be read{reason}") from None
-    return BackendUrl(url, scheme, rest.partition("?")[0], dict(parse_qsl(query)))
+    rest, mark, query = rest.partition("?")
+    options = _read_options(query)
+    if mark and not options:
+        raise InvalidField(f"url: {shown!r} has a '?' and no options behind it")
+    return BackendUrl(url, scheme, rest, options)
+
+
+def _read_options(query: str) -> dict[str, str]:
+    """The options after the question mark. Raises InvalidField rather than ignore one.
+
+    A `#` begins no fragment: it is a character like others.
+    """
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if not value:
+            # Behind a '?' in a password, the rest of it looks like an option.
+            shown = name if name.isidentifier() else "…"
+            raise InvalidField(f"url: the option {shown!r} has no value; write {shown}=VALUE")
+        if name in options:
+            raise InvalidField(f"url: the option {name!r} is given twice")
+        options[name] = value
+    return options
 
 
 def load_backend(url: BackendUrl) -> Any:

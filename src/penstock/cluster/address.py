@@ -108,7 +108,7 @@ def _check_host_port(place: str, *, is_shown: bool) -> str:
         host, port = parts.hostname, parts.port
     except ValueError:
         host = port = None
-    if not host or port is None:
+    if not host or port is None or parts.netloc != place:
         # With a comma in the password, this place is a part of it.
         shown = repr(place) if is_shown else "a server of the cluster"
         raise InvalidField(f"url: {shown} is not HOST:PORT")
