@@ -8,7 +8,7 @@ import logging
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from penstock.cli.inspect import DAMAGED, path_of
+from penstock.cli.inspect import DAMAGED
 from penstock.cli.session import Session
 from penstock.journal.store import open_reader
 from penstock.journal.verify import Finding, verify
@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Prints the findings; returns 6 if anything is damaged."""
-    path = path_of(arguments.path)
+    path = session.path(arguments)
     findings: list[Finding] = []
     if arguments.accept_loss:
         findings += _accept_loss(Path(path), other_owner=arguments.insecure_other_owner)

@@ -16,6 +16,7 @@ import msgspec
 
 from penstock import Queues, connect
 from penstock.settings import URL_VARIABLE, url_in
+from penstock.url import read_url, without_password
 
 NO_URL: Final = (
     f"no store was given: give --url URL or set {URL_VARIABLE} "
@@ -50,6 +51,19 @@ class Session:
         if not url:
             raise UsageError(NO_URL)
         return url
+
+    def path(self, arguments: Namespace) -> str:
+        """The directory that the command's PATH names, a path or a `file:` URL.
+
+        Raises UsageError if the command has --url, too, or InvalidField.
+        """
+        if arguments.url is not None:
+            raise UsageError(
+                f"--url {without_password(arguments.url)}: this command has a PATH instead; give "
+                "the directory or its file: URL there"
+            )
+        given: str = arguments.path
+        return read_url(given).path if given.startswith("file:") else given
 
     def print_result(self, arguments: Namespace, result: dict[str, Any], text: str) -> None:
         """Prints one result: as a line of JSON with --json, else as the text."""
