@@ -105,10 +105,10 @@ def _check_host_port(place: str, *, is_shown: bool) -> str:
     """The host in HOST:PORT. Raises InvalidField, which shows the place only if it may."""
     try:
         parts = urlsplit(f"//{place}")
-        host, port = parts.hostname, parts.port
+        host = parts.hostname if parts.port is not None and parts.netloc == place else None
     except ValueError:
-        host = port = None
-    if not host or port is None or parts.netloc != place:
+        host = None
+    if not host:
         # With a comma in the password, this place is a part of it.
         shown = repr(place) if is_shown else "a server of the cluster"
         raise InvalidField(f"url: {shown} is not HOST:PORT")
