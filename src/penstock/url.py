@@ -162,8 +162,12 @@ def _read_options(query: str) -> dict[str, str]:
     for name, value in parse_qsl(query, keep_blank_values=True):
         if not value:
             # Behind a '?' in a password, the rest of it looks like an option.
-            shown = name if name.isidentifier() else "…"
-            raise InvalidField(f"url: the option {shown!r} has no value; write {shown}=VALUE")
+            if not name.isidentifier():
+                raise InvalidField(
+                    "url: an option behind the '?' is not NAME=VALUE; write special characters in "
+                    "the password as %XX"
+                )
+            raise InvalidField(f"url: the option {name!r} has no value; write {name}=VALUE")
         if name in options:
             raise InvalidField(f"url: the option {name!r} is given twice")
         options[name] = value

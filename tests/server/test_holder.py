@@ -166,7 +166,7 @@ def test_a_directory_whose_marker_is_a_link_is_not_a_store(store, tmp_path):
     store.mkdir()
     (store / "store").symlink_to(tmp_path / "real" / "store")
     before = tree(tmp_path)
-    with pytest.raises(StoreUnusable, match="is not a regular file"):
+    with pytest.raises(StoreUnusable, match="store is a symbolic link, not a regular file"):
         penstock.connect(f"file:{store}")
     assert tree(tmp_path) == before
 

@@ -207,11 +207,11 @@ class OsDirectory:
 
     def open(self, name: str, *, writable: bool) -> OsFile:
         # Before opening: to open a device can act on it, and to open a FIFO blocks.
-        _require_regular(name, os.stat(name, dir_fd=self._fd, follow_symlinks=False))
+        require_regular(name, os.stat(name, dir_fd=self._fd, follow_symlinks=False))
         flags = os.O_RDWR if writable else os.O_RDONLY
         fd = self._open_fd(name, flags | os.O_NONBLOCK)
         try:
-            _require_regular(name, os.fstat(fd))
+            require_regular(name, os.fstat(fd))
         except OSError:
             os.close(fd)
             raise
@@ -315,11 +315,11 @@ class OsStorage:
 
 def open_regular(path: str | os.PathLike[str], *, follow_symlinks: bool = True) -> BinaryIO:
     """Opens a regular file to read. Raises OSError for a FIFO, a device or a directory."""
-    _require_regular(os.fspath(path), os.stat(path, follow_symlinks=follow_symlinks))
+    require_regular(os.fspath(path), os.stat(path, follow_symlinks=follow_symlinks))
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags if follow_symlinks else flags | os.O_NOFOLLOW)
     try:
-        _require_regular(os.fspath(path), os.fstat(fd))
+        require_regular(os.fspath(path), os.fstat(fd))
     except OSError:
         os.close(fd)
         raise
@@ -336,7 +336,8 @@ def read_small_file(path: str | os.PathLike[str]) -> bytes:
     return content
 
 
-def _require_regular(name: str, about: os.stat_result) -> None:
+def require_regular(name: str, about: os.stat_result) -> None:
+    """Raises OSError, which says what the file is, unless it is a regular one."""
     mode = about.st_mode
     if not stat.S_ISREG(mode):
         kinds = {

@@ -11,7 +11,6 @@ The engine opens a store for writing; the command line and the pipeline read it 
 
 import os
 import secrets
-import stat
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from penstock.core.receipts import KEY_BYTES
 from penstock.errors import StoreUnusable
 from penstock.journal.reader import JournalReader
 from penstock.journal.snapshot import offset_of, snapshot_paths
-from penstock.journal.storage import open_regular
+from penstock.journal.storage import open_regular, require_regular
 
 FORMAT: Final = b"penstock store, format 1\n"
 _ROOT: Final = 0
@@ -64,8 +63,8 @@ def check_owners(store: Path, *, other_owner: bool) -> set[int]:
     try:
         directory_uid = _owner_of(store, os.stat)
         marker_uid = _owner_of(marker, os.lstat)
-        if marker_uid is not None and not stat.S_ISREG(marker.lstat().st_mode):
-            raise StoreUnusable(f"{marker}: is not a regular file")
+        if marker_uid is not None:
+            require_regular(marker.name, marker.lstat())
     except OSError as error:
         raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from None
     if other_owner:
