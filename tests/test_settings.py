@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import InvalidField
-from penstock.settings import ServerSettings, read_keys, read_settings
+from penstock.settings import ServerSettings, read_keys, read_settings, url_in
 
 
 def test_settings_that_no_source_gives_have_their_defaults():
@@ -77,6 +77,13 @@ def test_a_durability_together_with_a_store_is_refused():
         read_settings({"store": "file:x", "durability": "os"}, {})
 
 
+def test_a_data_directory_with_a_question_mark_is_refused():
+    """The server would write to the directory whose name ends there."""
+    for given, environment in (({"data": "what?"}, {}), ({}, {"PENSTOCK_DATA": "x?durability=os"})):
+        with pytest.raises(InvalidField, match=r"data: '.*' has a '\?'"):
+            read_settings(given, environment)
+
+
 def test_lists_and_keys_can_be_given_in_variables():
     one, two = "one:secret:of-many-characters", "two-secret-of-many-characters"
     environment = {
@@ -99,6 +106,9 @@ def test_lists_and_keys_can_be_given_in_variables():
         ("tls_cert = 'x'", "tls_cert and tls_key go together"),
         ("deleted_window = -1", "deleted_window: expected 0 to 86400"),
         ("= x", "is not TOML"),
+        ("port = " + "9" * 5_000, "is not TOML"),
+        ("x = " + "[" * 100_000, "has values that are nested too deeply"),
+        ("#" * 5_000_000, "is larger than 4194304 bytes"),
         ('keys = { a = "" }', "the secret of 'a' has 0 characters; at least 16"),
         ('keys = { a = "fifteen chars.." }', "the secret of 'a' has 15 characters"),
         ('keys = { a = "                    " }', "the secret of 'a' has 0 characters"),
@@ -196,5 +206,30 @@ def test_a_loss_can_be_accepted_by_an_argument_only(tmp_path):
     path = tmp_path / "penstock.toml"
     path.write_text("accept_loss = true")
     for environment, config in (({"PENSTOCK_ACCEPT_LOSS": "1"}, None), ({}, str(path))):
-        with pytest.raises(InvalidField, match="give --accept-loss to the one start"):
+        with pytest.raises(InvalidField, match="give it by hand to the one start"):
             read_settings({}, environment, config)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:x?accept_loss=1",
+        "file:x?embedded=1&accept_loss=1",
+        "mirror:?primary=file:x%3Faccept_loss=1&mirror=memory:",
+    ],
+)
+def test_a_loss_is_not_accepted_by_the_url_of_a_lasting_setting(tmp_path, url):
+    """Row 23: such a server would accept the next loss at its next start, and report it to none."""
+    path = tmp_path / "penstock.toml"
+    path.write_text(f'store = "{url}"')
+    for environment, config, source in (
+        ({"PENSTOCK_STORE": url}, None, "the environment"),
+        ({"PENSTOCK_URL": url}, None, "PENSTOCK_URL"),
+        ({}, str(path), str(path)),
+    ):
+        with pytest.raises(InvalidField, match="give it by hand to the one start") as caught:
+            read_settings({}, environment, config)
+        assert f"accept_loss, in {source}: " in str(caught.value)
+    with pytest.raises(InvalidField, match="PENSTOCK_URL: "):
+        url_in({"PENSTOCK_URL": url})
+    assert read_settings({"store": url}, {}).where == url

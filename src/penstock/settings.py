@@ -43,7 +43,12 @@ SECRET_CHARS_MIN: Final = 16
 AWS_WINDOW_S: Final = 60
 # A host's name, or an IPv6 address, which has two colons or more.
 _HOST: Final = re.compile(r"[\w.-]+|\[?[0-9a-fA-F]*:[0-9a-fA-F]*:[0-9a-fA-F:.]*\]?")
+_CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
 _STORE_SETTINGS: Final = {"data", "store"}
+_LASTING_LOSS: Final = (
+    "accept_loss, in {}: it would accept every later loss, too; give it by hand to the one start "
+    "that is to go on without the missing files, as --accept-loss or in --url"
+)
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,14 +129,11 @@ def read_settings(
     variables = _checked(_read_environment(environment), "the environment", strict=False)
     arguments = {name: value for name, value in given.items() if value is not None}
     if not _STORE_SETTINGS & arguments.keys():
-        variables = _with_url(variables, environment.get(URL_VARIABLE))
+        variables = _with_url(variables, url_in(environment))
     sources.append(("the environment", variables))
     for where, source in sources:
-        if "accept_loss" in source:
-            raise InvalidField(
-                f"accept_loss, in {where}: it would accept every later loss, too; give "
-                "--accept-loss to the one start that is to go on without the missing files"
-            )
+        if "accept_loss" in source or _accepts_loss(source.get("store")):
+            raise InvalidField(_LASTING_LOSS.format(where))
     sources.append(("the arguments", arguments))
     found: dict[str, Any] = {}
     for where, source in sources:
@@ -143,6 +145,25 @@ def read_settings(
     settings = _convert(found, "the arguments", strict=True)
     _check(settings)
     return settings
+
+
+def url_in(environment: Mapping[str, str]) -> str | None:
+    """The store that PENSTOCK_URL names; None if it names none.
+
+    Raises InvalidField if the URL accepts a loss.
+    """
+    url = environment.get(URL_VARIABLE) or None
+    if _accepts_loss(url):
+        raise InvalidField(_LASTING_LOSS.format(URL_VARIABLE))
+    return url
+
+
+def _accepts_loss(url: str | None) -> bool:
+    """Whether a store's URL accepts a loss. One that cannot be read is refused where it is used."""
+    try:
+        return url is not None and read_url(url).has_option("accept_loss")
+    except InvalidField:
+        return False
 
 
 def _with_url(variables: dict[str, Any], url: str | None) -> dict[str, Any]:
@@ -192,10 +213,16 @@ def _checked(found: dict[str, Any], where: str, strict: bool = True) -> dict[str
 def _read_file(path: str) -> dict[str, Any]:
     try:
         with Path(path).open("rb") as file:
-            return tomllib.load(file)
+            content = file.read(_CONFIG_BYTES_MAX + 1)
     except OSError as error:
         raise InvalidField(f"config: cannot read {path!r}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    if len(content) > _CONFIG_BYTES_MAX:
+        raise InvalidField(f"config: {path!r} is larger than {_CONFIG_BYTES_MAX} bytes")
+    try:
+        return tomllib.loads(content.decode())
+    except RecursionError:
+        raise InvalidField(f"config: {path!r} has values that are nested too deeply") from None
+    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
         raise InvalidField(f"config: {path!r} is not TOML: {error}") from None
 
 
@@ -261,6 +288,11 @@ def _check(settings: ServerSettings) -> None:
         raise InvalidField(
             f"durability: {settings.durability!r} goes with data; a store is given it in its URL: "
             f"file:PATH?durability={settings.durability}"
+        )
+    if settings.store is None and "?" in settings.data:
+        raise InvalidField(
+            f"data: {settings.data!r} has a '?', which begins the options of a URL; give options "
+            "in store: file:PATH?OPTION=VALUE"
         )
     for host in settings.allow_hosts:
         if _HOST.fullmatch(host) is None:

@@ -46,7 +46,11 @@ SCHEMES: Final[dict[str, Scheme]] = {
 }
 
 
-_USERINFO: Final = re.compile(r"(?<=:)//[^/?]*@")
+# Up to the last @, because a password may have any character unescaped, but not into a URL that
+# follows. Within the options of another URL all of it may be escaped.
+_USERINFO: Final = re.compile(
+    r"(:|%3a)(?://|%2f%2f)(?:(?!://|%3a%2f%2f).)*(?:@|%40)", re.IGNORECASE | re.DOTALL
+)
 
 
 class BackendUrl(NamedTuple):
@@ -63,15 +67,22 @@ class BackendUrl(NamedTuple):
         if text is None:
             return default
         if not (text.isascii() and text.isdigit() and len(text) <= 12):
-            raise InvalidField(f"url: {name}={text!r} in {self.text!r} is not a whole number")
+            raise InvalidField(f"url: {name}={text!r} in {self.shown!r} is not a whole number")
         return int(text)
 
     def is_on(self, name: str) -> bool:
         """Whether an option that is 0 or 1 is 1; 0 if absent. Raises InvalidField."""
         text = self.options.get(name, "0")
         if text not in ("0", "1"):
-            raise InvalidField(f"url: {name}={text!r} in {self.text!r} is neither 0 nor 1")
+            raise InvalidField(f"url: {name}={text!r} in {self.shown!r} is neither 0 nor 1")
         return text == "1"
+
+    def has_option(self, name: str) -> bool:
+        """Whether this URL has the option, or one of the two that `mirror:` has in its options."""
+        inner = self.options.values() if self.scheme == "mirror" else ()
+        return name in self.options or any(
+            read_url(text).has_option(name) for text in inner if text.partition(":")[0] in SCHEMES
+        )
 
     def check_options(self, known: set[str]) -> None:
         """Raises InvalidField for an option that this backend does not have."""
@@ -94,11 +105,18 @@ class BackendUrl(NamedTuple):
         if path.startswith("//"):
             host, slash, below = path[2:].partition("/")
             if host or not slash:
-                raise InvalidField(f"url: {self.text!r} names a host; use file:PATH")
+                raise InvalidField(f"url: {self.shown!r} names a host; use file:PATH")
             path = "/" + below
         if not path or "\0" in path:
-            raise InvalidField(f"url: {self.text!r} names no path; use file:PATH")
+            raise InvalidField(f"url: {self.shown!r} names no path; use file:PATH")
         return path
+
+    @property
+    def directory(self) -> str | None:
+        """The data directory whose queues this URL opens; None without one. Raises InvalidField."""
+        if self.scheme == "mirror":
+            return read_url(self.options.get("primary")).directory
+        return self.path if self.scheme == "file" else None
 
     @property
     def is_in_this_process(self) -> bool:
@@ -108,7 +126,7 @@ class BackendUrl(NamedTuple):
 
 def without_password(url: str) -> str:
     """The URL as it may be shown: user and password, before the @, are left out."""
-    return _USERINFO.sub("//…@", url)
+    return _USERINFO.sub(r"\1//…@", url)
 
 
 def read_url(url: object) -> BackendUrl:
@@ -121,12 +139,39 @@ def read_url(url: object) -> BackendUrl:
     if not colon:
         raise InvalidField(f"url: {shown!r} has no scheme; use {known}")
     if scheme not in SCHEMES:
-        raise InvalidField(f"url: unknown URL scheme {scheme!r} in {shown!r}; use {known}")
+        raise InvalidField(f"url: unknown URL scheme {scheme!r}; use {known}")
     try:
-        query = urlsplit(url).query
+        urlsplit(url)
     except ValueError as error:
-        raise InvalidField(f"url: {shown!r} cannot be read: {error}") from None
-    return BackendUrl(url, scheme, rest.partition("?")[0], dict(parse_qsl(query)))
+        # The error of urlsplit may quote a part of the password.
+        reason = "" if "@" in url else f": {error}"
+        raise InvalidField(f"url: {shown!r} cannot be read{reason}") from None
+    rest, mark, query = rest.partition("?")
+    options = _read_options(query)
+    if mark and not options:
+        raise InvalidField(f"url: {shown!r} has a '?' and no options behind it")
+    return BackendUrl(url, scheme, rest, options)
+
+
+def _read_options(query: str) -> dict[str, str]:
+    """The options after the question mark. Raises InvalidField rather than ignore one.
+
+    A `#` begins no fragment: it is a character like others.
+    """
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if not value:
+            # Behind a '?' in a password, the rest of it looks like an option.
+            if not name.isidentifier():
+                raise InvalidField(
+                    "url: an option behind the '?' is not NAME=VALUE; write special characters in "
+                    "the password as %XX"
+                )
+            raise InvalidField(f"url: the option {name!r} has no value; write {name}=VALUE")
+        if name in options:
+            raise InvalidField(f"url: the option {name!r} is given twice")
+        options[name] = value
+    return options
 
 
 def load_backend(url: BackendUrl) -> Any:

@@ -248,3 +248,24 @@ def test_a_reader_sees_an_entry_soon_after_its_sync(tmp_path):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             seen = done.stdout
         assert queues.stats("q").visible == 1
+
+
+@pytest.mark.parametrize("words", [["check"], ["inspect"], ["readers"], ["daemon", "status"]])
+def test_a_url_beside_a_path_is_refused(tmp_path, capsys, words):
+    """The command would look at another store than the one of --url."""
+    assert main(["--url", "redis://user:secret@host", *words, str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "--url redis://…@host: this command has a PATH instead" in error
+
+
+@pytest.mark.parametrize("words", [["check"], ["inspect"], ["readers"], ["daemon", "status"]])
+def test_a_path_with_a_question_mark_is_not_cut_there(tmp_path, capsys, words):
+    main([*words, str(tmp_path / "what?")])
+    assert "what?" in "".join(capsys.readouterr())
+    assert main([*words, f"file:{tmp_path}?embedded"]) == 3
+
+
+def test_json_of_a_daemon_in_the_foreground_is_refused(tmp_path, capsys):
+    assert main(["daemon", "run", str(tmp_path), "--json"]) == 2
+    assert "ask daemon status --json" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

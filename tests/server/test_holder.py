@@ -166,7 +166,7 @@ def test_a_directory_whose_marker_is_a_link_is_not_a_store(store, tmp_path):
     store.mkdir()
     (store / "store").symlink_to(tmp_path / "real" / "store")
     before = tree(tmp_path)
-    with pytest.raises(StoreUnusable, match="is not a regular file"):
+    with pytest.raises(StoreUnusable, match="store is a symbolic link, not a regular file"):
         penstock.connect(f"file:{store}")
     assert tree(tmp_path) == before
 
@@ -187,6 +187,37 @@ def test_root_serves_the_store_of_another_user_only_with_the_option(open_path):
     with penstock.connect(f"file:{path}?other_owner=1") as queues:
         assert queues.stats("orders").visible == 1
     end_daemon(path)
+
+
+def penstock_refuses(*words):
+    """Whether the command refuses another user's store in one line."""
+    command = [sys.executable, "-m", "penstock", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return (done.returncode, done.stderr.count("\n")) == (6, 1) and (
+        "belongs to user 65534" in done.stderr
+    )
+
+
+@pytest.mark.service("util-linux")
+@pytest.mark.root
+def test_root_opens_the_store_of_another_user_itself_only_with_the_option(open_path):
+    """Row 23: files of root, mode 0600, would lock the owner out."""
+    path = open_path / "store"
+    url = f"file:{path}?embedded=1&durability=os"
+    with penstock.connect(url) as queues:
+        queues.create("orders")
+    (path / "journal" / "000000000000.seg").unlink()
+    give_to(path, NOBODY)
+    before = tree(path)
+    with pytest.raises(StoreUnusable, match=r"belongs to user 65534.*other_owner=1"):
+        penstock.connect(url)
+    assert penstock_refuses("--url", url, "list")
+    assert penstock_refuses("serve", "--port", "0", "--store", url)
+    assert penstock_refuses("check", "--accept-loss", path)
+    assert tree(path) == before
+    assert not penstock_refuses("check", "--accept-loss", "--insecure-other-owner", path)
+    with penstock.connect(f"{url}&other_owner=1") as queues:
+        assert queues.names() == []
 
 
 @pytest.mark.service("util-linux")

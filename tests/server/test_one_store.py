@@ -546,3 +546,96 @@ def test_root_serves_the_directory_of_another_user_only_with_the_option(store):
     assert list(store.iterdir()) == []
     with served(store, "--insecure-other-owner") as server:
         assert running_pid(store) == server.process.pid
+
+
+# Files in the store that would never end.
+
+
+def pipe_at(path):
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def refusal(*words):
+    """The one line of a command that fails with the status of a store that cannot be used."""
+    done = penstock_command(*words)
+    assert done.returncode == 6, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_a_named_pipe_in_place_of_the_region_is_refused_at_once(store):
+    """Row 23."""
+    store.mkdir()
+    with penstock.connect(f"file:{store}?embedded=1&durability=os"):
+        pass
+    pipe_at(store / "sqs")
+    assert "sqs is a named pipe, not a regular file" in refusal("serve", "--data", store)
+    (store / "sqs").unlink()
+    (store / "sqs").symlink_to("/dev/zero")
+    assert "sqs is a device, not a regular file" in refusal("serve", "--data", store)
+    (store / "sqs").unlink()
+    with (store / "sqs").open("wb") as file:
+        file.truncate(1 << 40)
+    assert "sqs is larger than 4096 bytes" in refusal("serve", "--data", store)
+
+
+def test_a_named_pipe_in_place_of_a_file_of_the_daemon_is_refused_at_once(store):
+    """Row 23."""
+    store.mkdir()
+    pointer, pid = store / "daemon" / "elsewhere", store / "daemon" / "pid"
+    pipe_at(pointer)
+    listed = ("--url", f"file:{store}", "list")
+    assert "elsewhere is a named pipe, not a regular file" in refusal(*listed)
+    pointer.unlink()
+    pointer.write_bytes(b"\xff\0" * 5_000)
+    assert "elsewhere is larger than 4096 bytes" in refusal(*listed)
+    pointer.write_bytes(b"/\xff\0")
+    assert "is not a Penstock store" in refusal(*listed)
+    pointer.unlink()
+    pipe_at(pid)
+    for command in ("status", "stop"):
+        shown = refusal("daemon", command, store)
+        assert "pid is a named pipe, not a regular file" in shown
+    pid.unlink()
+
+
+# Text that is no text.
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b", os.fsdecode(b"\xff"), "\u0131" * 64])
+def test_a_host_that_cannot_be_a_name_is_one_sentence(store, host):
+    """Row 19."""
+    open_to_all = ("--insecure-without-keys", "--insecure-without-tls")
+    served = ("serve", "--store", "memory:", "--port", "0", "--host", host, *open_to_all)
+    insecure = "--insecure-open-to-the-network"
+    listening = ("daemon", "run", store, "--listen", f"{host}:0", insecure)
+    pages = ("daemon", "run", store, "--http", f"{host}:0", insecure)
+    for words in (served, listening, pages):
+        done = penstock_command(*words)
+        assert done.returncode == 3, done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_path_that_is_not_utf_8_is_shown_in_json(tmp_path):
+    """Row 19."""
+    store = str(tmp_path / os.fsdecode(b"\xff"))
+    shown = json.loads(penstock_command("--json", "daemon", "status", store).stdout)
+    assert shown == {"path": store, "running": False}
+    process = subprocess.Popen(
+        [PENSTOCK, "serve", "--port", "0", "--json", "--data", store],
+        env={**clean_environment(), **QUICK},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["store"] == f"file:{store}"
+        shown = json.loads(penstock_command("--json", "daemon", "status", store).stdout)
+        assert (shown["path"], shown["pid"]) == (store, process.pid)
+    finally:
+        process.terminate()
+        assert process.communicate(timeout=TIMEOUT_S) == ("", "")

@@ -9,7 +9,7 @@ import logging
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from penstock.cli.inspect import DAMAGED, path_of
+from penstock.cli.inspect import DAMAGED
 from penstock.cli.session import Session
 from penstock.journal.store import open_reader
 from penstock.journal.verify import Finding, verify
@@ -24,14 +24,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="open a store with missing journal files once, so that it opens without their content",
     )
+    parser.add_argument(
+        "--insecure-other-owner",
+        action="store_true",
+        help="with --accept-loss: open a store of another user (root can)",
+    )
 
 
 def run(session: Session, arguments: Namespace) -> int:
     """Prints the findings; returns 6 if anything is damaged."""
-    path = path_of(arguments.path)
+    path = session.path(arguments)
     findings: list[Finding] = []
     if arguments.accept_loss:
-        findings += _accept_loss(Path(path))
+        findings += _accept_loss(Path(path), other_owner=arguments.insecure_other_owner)
     findings += verify(path, arguments.archive)
     damaged = [each.text for each in findings if each.is_damage]
     if arguments.json:
@@ -44,7 +49,7 @@ def run(session: Session, arguments: Namespace) -> int:
     return DAMAGED if damaged else 0
 
 
-def _accept_loss(store: Path) -> list[Finding]:
+def _accept_loss(store: Path, *, other_owner: bool) -> list[Finding]:
     """Opens the store once without what it misses, and reports in which files that was."""
     with open_reader(store) as reader:
         loss = reader.loss()
@@ -58,7 +63,7 @@ def _accept_loss(store: Path) -> list[Finding]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        open_engine(store, accept_loss=True).close()
+        open_engine(store, accept_loss=True, other_owner=other_owner).close()
     finally:
         logger.setLevel(level)
     names = ", ".join(loss.names)

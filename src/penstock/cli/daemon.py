@@ -8,11 +8,10 @@ from typing import Any
 from penstock.backends.remote.daemon import SERVE, stop_daemon
 from penstock.backends.remote.starting import daemon_status
 from penstock.cli.parser import add_action
-from penstock.cli.session import Session
+from penstock.cli.session import Session, UsageError
 from penstock.cli.show import labelled
 from penstock.cli.values import show_age
 from penstock.errors import StoreUnusable, UnavailableError
-from penstock.url import read_url
 
 NONE_RUNS = 1
 
@@ -42,8 +41,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Shows the process that holds the directory, stops it, or runs a daemon."""
-    arguments.path = _path(arguments.path)
+    arguments.path = os.path.abspath(session.path(arguments))
     if arguments.action == "run":
+        if arguments.json:
+            raise UsageError("--json: daemon run prints no result; ask daemon status --json")
         from penstock.server.daemon import Starter, run_daemon
 
         arguments.ready_fd = None
@@ -53,11 +54,6 @@ def run(session: Session, arguments: Namespace) -> int:
     if arguments.action == "stop":
         return _stop(session, arguments)
     return _status(session, arguments)
-
-
-def _path(given: str) -> str:
-    path = read_url(given).path if given.startswith("file:") else given
-    return os.path.abspath(path)
 
 
 def _stop(session: Session, arguments: Namespace) -> int:

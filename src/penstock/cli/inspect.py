@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Prints the events; returns 6 if some of them are damaged."""
-    with open_reader(path_of(arguments.path), arguments.archive) as reader:
+    with open_reader(session.path(arguments), arguments.archive) as reader:
         printer = _EventPrinter(session, arguments, reader)
         start: int | None = reader.first_offset if arguments.start is None else arguments.start
         while True:
@@ -64,11 +64,6 @@ def run(session: Session, arguments: Namespace) -> int:
             start = None
             while reader.refresh() == reader.position:
                 time.sleep(_POLL_S)
-
-
-def path_of(text: str) -> str:
-    """The directory that a path or a `file:` URL names."""
-    return text.removeprefix("file:").partition("?")[0]
 
 
 class _EventPrinter:

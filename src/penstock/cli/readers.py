@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.cli.inspect import path_of
 from penstock.cli.session import Session
 from penstock.cli.show import table
 from penstock.cli.values import show_age, show_size
@@ -29,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Prints the readers, or removes one; returns 1 if there is none of that name."""
-    with open_reader(path_of(arguments.path)) as reader:
+    with open_reader(session.path(arguments)) as reader:
         store = Path(reader.path).parent
         if arguments.forget is not None:
             return 0 if readers.forget(store, arguments.forget) else 1

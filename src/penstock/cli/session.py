@@ -4,6 +4,7 @@ A command prints results to stdout only through `Session`, so that `--json` mean
 of them, and reads stdin only through it, so that the commands of a shell are never read as bodies.
 """
 
+import json
 import os
 import sys
 from argparse import Namespace
@@ -14,7 +15,8 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from penstock import Queues, connect
-from penstock.settings import URL_VARIABLE
+from penstock.settings import URL_VARIABLE, url_in
+from penstock.url import read_url, without_password
 
 NO_URL: Final = (
     f"no store was given: give --url URL or set {URL_VARIABLE} "
@@ -44,11 +46,24 @@ class Session:
         return self._stores[url]
 
     def url(self, arguments: Namespace) -> str:
-        """The URL of the store that the command names. Raises UsageError."""
-        url: str | None = arguments.url or self.shell_url or os.environ.get(URL_VARIABLE)
+        """The URL of the store that the command names. Raises UsageError or InvalidField."""
+        url: str | None = arguments.url or self.shell_url or url_in(os.environ)
         if not url:
             raise UsageError(NO_URL)
         return url
+
+    def path(self, arguments: Namespace) -> str:
+        """The directory that the command's PATH names, a path or a `file:` URL.
+
+        Raises UsageError if the command has --url, too, or InvalidField.
+        """
+        if arguments.url is not None:
+            raise UsageError(
+                f"--url {without_password(arguments.url)}: this command has a PATH instead; give "
+                "the directory or its file: URL there"
+            )
+        given: str = arguments.path
+        return read_url(given).path if given.startswith("file:") else given
 
     def print_result(self, arguments: Namespace, result: dict[str, Any], text: str) -> None:
         """Prints one result: as a line of JSON with --json, else as the text."""
@@ -59,7 +74,11 @@ class Session:
 
     def print_json(self, result: dict[str, Any]) -> None:
         """Prints one result as a line of JSON."""
-        print(msgspec.json.encode(result).decode())
+        try:
+            print(msgspec.json.encode(result).decode())
+        except UnicodeEncodeError:
+            # A path with bytes that are not UTF-8: they become the escapes of lone surrogates.
+            print(json.dumps(msgspec.to_builtins(result), separators=(",", ":")))
 
     def stdin(self) -> BinaryIO:
         """The bytes of stdin. Raises UsageError if a body cannot be read from it."""

@@ -53,14 +53,12 @@ def _stats_of_all(queues: Queues) -> Iterator[QueueStats]:
 
 def _readers_behind(text: str) -> Iterator[str]:
     """One line for each named reader of a store's journal: mirrors and pipelines."""
-    url = read_url(text)
-    if url.scheme == "mirror":
-        url = read_url(url.options.get("primary"))
-    if url.scheme != "file" or not Path(url.path, "readers").is_dir():
+    directory = read_url(text).directory
+    if directory is None or not Path(directory, "readers").is_dir():
         return
-    with open_reader(url.path) as reader:
+    with open_reader(directory) as reader:
         durable = reader.durable_offset
-    for each in readers.registered(Path(url.path)):
+    for each in readers.registered(Path(directory)):
         behind_bytes = max(0, durable - each.floor_offset)
         yield f"reader {each.name}: {show_size(behind_bytes)} behind"
 

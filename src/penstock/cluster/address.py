@@ -63,7 +63,7 @@ def read_address(url: BackendUrl) -> ClusterAddress:
     for text in hosts.rstrip("/").split(","):
         own, at, place = text.rpartition("@")
         user = own if at else user
-        host = _check_host_port(place)
+        host = _check_host_port(place, is_shown="@" not in hosts)
         servers.append(f"{scheme}://{user}@{place}" if user else f"{scheme}://{place}")
         shown.append(place)
         is_protected = scheme == "tls" and (user or "credentials" in url.options)
@@ -101,15 +101,17 @@ def read_node_name(url: BackendUrl) -> str | None:
     return name
 
 
-def _check_host_port(place: str) -> str:
-    """The host in HOST:PORT. Raises InvalidField."""
+def _check_host_port(place: str, *, is_shown: bool) -> str:
+    """The host in HOST:PORT. Raises InvalidField, which shows the place only if it may."""
     try:
         parts = urlsplit(f"//{place}")
-        host, port = parts.hostname, parts.port
+        host = parts.hostname if parts.port is not None and parts.netloc == place else None
     except ValueError:
-        host = port = None
-    if not host or port is None:
-        raise InvalidField(f"url: {place!r} is not HOST:PORT")
+        host = None
+    if not host:
+        # With a comma in the password, this place is a part of it.
+        shown = repr(place) if is_shown else "a server of the cluster"
+        raise InvalidField(f"url: {shown} is not HOST:PORT")
     return host
 
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from penstock.errors import InvalidField, StoreUnusable
-from penstock.journal.storage import open_regular
+from penstock.journal.storage import read_small_file
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,79}", re.ASCII)
 
@@ -71,8 +71,7 @@ def registered(store: Path) -> list[Reader]:
     readers = []
     for path in sorted((store / "readers").glob("[!.]*.json")):
         try:
-            with open_regular(path) as file:
-                readers.append(msgspec.json.decode(file.read(), type=Reader))
+            readers.append(msgspec.json.decode(read_small_file(path), type=Reader))
         except FileNotFoundError:
             continue
         except (OSError, msgspec.DecodeError) as error:

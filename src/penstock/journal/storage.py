@@ -17,6 +17,8 @@ from typing import BinaryIO, Protocol
 
 _BLOCK_BYTES = 4096
 _CHUNK_BYTES = 128 * 1024
+# A file with one path, or one JSON object of a few fields, is far smaller.
+_SMALL_BYTES_MAX = 4096
 _ZEROES = bytes(_CHUNK_BYTES)
 _sync_data = getattr(os, "fdatasync", os.fsync)
 
@@ -205,11 +207,11 @@ class OsDirectory:
 
     def open(self, name: str, *, writable: bool) -> OsFile:
         # Before opening: to open a device can act on it, and to open a FIFO blocks.
-        _require_regular(name, os.stat(name, dir_fd=self._fd, follow_symlinks=False))
+        require_regular(name, os.stat(name, dir_fd=self._fd, follow_symlinks=False))
         flags = os.O_RDWR if writable else os.O_RDONLY
         fd = self._open_fd(name, flags | os.O_NONBLOCK)
         try:
-            _require_regular(name, os.fstat(fd))
+            require_regular(name, os.fstat(fd))
         except OSError:
             os.close(fd)
             raise
@@ -311,19 +313,31 @@ class OsStorage:
         return OsDirectory(path, fd)
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str], *, follow_symlinks: bool = True) -> BinaryIO:
     """Opens a regular file to read. Raises OSError for a FIFO, a device or a directory."""
-    _require_regular(os.fspath(path), os.stat(path))
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    require_regular(os.fspath(path), os.stat(path, follow_symlinks=follow_symlinks))
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags if follow_symlinks else flags | os.O_NOFOLLOW)
     try:
-        _require_regular(os.fspath(path), os.fstat(fd))
+        require_regular(os.fspath(path), os.fstat(fd))
     except OSError:
         os.close(fd)
         raise
     return os.fdopen(fd, "rb")
 
 
-def _require_regular(name: str, about: os.stat_result) -> None:
+def read_small_file(path: str | os.PathLike[str]) -> bytes:
+    """The content of a small regular file. Raises OSError, also if it is not small."""
+    with open_regular(path) as file:
+        content = file.read(_SMALL_BYTES_MAX + 1)
+    if len(content) > _SMALL_BYTES_MAX:
+        name = os.path.basename(path)
+        raise OSError(errno.EFBIG, f"{os.fsdecode(name)} is larger than {_SMALL_BYTES_MAX} bytes")
+    return content
+
+
+def require_regular(name: str, about: os.stat_result) -> None:
+    """Raises OSError, which says what the file is, unless it is a regular one."""
     mode = about.st_mode
     if not stat.S_ISREG(mode):
         kinds = {

@@ -11,6 +11,7 @@ The engine opens a store for writing; the command line and the pipeline read it 
 
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -19,9 +20,10 @@ from penstock.core.receipts import KEY_BYTES
 from penstock.errors import StoreUnusable
 from penstock.journal.reader import JournalReader
 from penstock.journal.snapshot import offset_of, snapshot_paths
-from penstock.journal.storage import open_regular
+from penstock.journal.storage import open_regular, require_regular
 
 FORMAT: Final = b"penstock store, format 1\n"
+_ROOT: Final = 0
 
 
 def journal_path(store: Path) -> Path:
@@ -48,6 +50,43 @@ def store_of(path: str | os.PathLike[str]) -> Path | None:
             f"Penstock reads {FORMAT.decode().strip()!r}"
         )
     return store
+
+
+def check_owners(store: Path, *, other_owner: bool) -> set[int]:
+    """Refuses a directory or a store of another user, unless told to use it. Raises StoreUnusable.
+
+    Returns the users whose files are used there. A directory of root is accepted: root can change
+    everything anyway, and the mount points of containers belong to root.
+    """
+    marker = store / "store"
+    owners = {os.geteuid()}
+    try:
+        directory_uid = _owner_of(store, os.stat)
+        marker_uid = _owner_of(marker, os.lstat)
+        if marker_uid is not None:
+            require_regular(marker.name, marker.lstat())
+    except OSError as error:
+        raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from None
+    if other_owner:
+        return owners | {uid for uid in (directory_uid, marker_uid) if uid is not None}
+    for path, uid, allowed in (
+        (store, directory_uid, owners | {_ROOT}),
+        (marker, marker_uid, owners),
+    ):
+        if uid is not None and uid not in allowed:
+            raise StoreUnusable(
+                f"{path}: belongs to user {uid}, and this process runs as user "
+                f"{os.geteuid()}; run it as user {uid}, or say --insecure-other-owner "
+                "(in a URL: other_owner=1)"
+            )
+    return owners
+
+
+def _owner_of(path: Path, look: Callable[[Path], os.stat_result]) -> int | None:
+    try:
+        return look(path).st_uid
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def check_format(store: Path) -> bool:
@@ -94,8 +133,12 @@ def journals_in(path: str | os.PathLike[str]) -> list[str]:
     return sorted(map(str, shards)) or [os.fspath(path)]
 
 
-def prepare_directory(store: Path, undo: ExitStack) -> None:
-    """Makes the directory a Penstock store, if it is not one yet; `undo` reverts that."""
+def prepare_directory(store: Path, undo: ExitStack, *, other_owner: bool = False) -> None:
+    """Makes the directory a Penstock store, if it is not one yet; `undo` reverts that.
+
+    Raises StoreUnusable, also for a store of another user, unless `other_owner` allows that.
+    """
+    check_owners(store, other_owner=other_owner)
     if check_format(store):
         return
     try:

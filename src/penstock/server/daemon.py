@@ -138,6 +138,7 @@ def open_store(arguments: argparse.Namespace) -> Engine:
         interval_ms=arguments.interval_ms,
         archive=arguments.archive,
         accept_loss=arguments.accept_loss,
+        other_owner=arguments.insecure_other_owner,
     )
 
 

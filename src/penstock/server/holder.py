@@ -34,12 +34,11 @@ from penstock.backends.remote.daemon import (
 )
 from penstock.backends.remote.starting import START_S_MAX, daemon_status, only_starter
 from penstock.errors import BackendLost, StoreInUse, StoreUnusable, UnavailableError
-from penstock.journal.store import check_format
+from penstock.journal.store import check_format, check_owners
 
 # How long the process before this one may take to end.
 _ENDING_S_MAX: Final = 60.0
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_ROOT: Final = 0
 
 
 class StoreHolder:
@@ -102,36 +101,8 @@ class StoreHolder:
 
     def _check_store(self) -> bool:
         """Whether it is a store; False if it does not exist yet. Raises StoreUnusable."""
-        self._check_owners()
+        self._owners = check_owners(self.store, other_owner=self._other_owner)
         return check_format(self.store)
-
-    def _check_owners(self) -> None:
-        """Refuses a directory or a store of another user. Raises StoreUnusable.
-
-        A directory of root is accepted: root can change everything anyway, and the mount points of
-        containers belong to root.
-        """
-        marker = self.store / "store"
-        try:
-            directory_uid = _owner_of(self.store, os.stat)
-            marker_uid = _owner_of(marker, os.lstat)
-            if marker_uid is not None and not stat.S_ISREG(marker.lstat().st_mode):
-                raise StoreUnusable(f"{marker}: is not a regular file")
-        except OSError as error:
-            raise StoreUnusable(f"{self.store}: cannot be used: {error.strerror}") from None
-        if self._other_owner:
-            self._owners |= {uid for uid in (directory_uid, marker_uid) if uid is not None}
-            return
-        for path, uid, allowed in (
-            (self.store, directory_uid, self._owners | {_ROOT}),
-            (marker, marker_uid, self._owners),
-        ):
-            if uid is not None and uid not in allowed:
-                raise StoreUnusable(
-                    f"{path}: belongs to user {uid}, and this process runs as user "
-                    f"{os.geteuid()}; run it as user {uid}, or say --insecure-other-owner "
-                    "(in a URL: other_owner=1)"
-                )
 
     def _open_directory(self, directory: Path) -> int:
         """A descriptor of a directory that only this user can enter. Raises StoreUnusable."""
@@ -251,13 +222,6 @@ class StoreHolder:
     def _remove_file(self, name: str) -> None:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._directory_fd)
-
-
-def _owner_of(path: Path, look: Callable[[Path], os.stat_result]) -> int | None:
-    try:
-        return look(path).st_uid
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def _make_directory(directory: Path) -> None:

@@ -128,6 +128,8 @@ async def bind_http(
             ) from None
         reason = error.strerror or error
         raise InvalidField(f"host: cannot listen on {place}: {reason}") from None
+    except UnicodeError:
+        raise InvalidField(f"host: {host[:100]!r} is not a host's name") from None
 
 
 async def listen_pages(

@@ -23,6 +23,7 @@ import msgspec
 HEAD_BYTES_MAX: Final = 16 * 1024
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 HEADERS_MAX: Final = 100
+_LENGTH_DIGITS_MAX: Final = 20
 
 # Headers that most requests do not have, and that are checked one by one.
 _SPECIAL_HEADERS: Final = frozenset({"upgrade", "transfer-encoding", "content-encoding", "expect"})
@@ -296,7 +297,14 @@ class RequestReader:
         if not _SPECIAL_HEADERS.isdisjoint(headers):
             self._check_special(request)
         length = headers.get("content-length", "")
-        if len(length) > 6 and int(length) > BODY_BYTES_MAX:
+        if len(length) > 6:
+            self._check_length(length)
+
+    def _check_length(self, length: str) -> None:
+        # The parser accepts any number of leading zeros, and int() only 4,300 digits.
+        if len(length) > _LENGTH_DIGITS_MAX:
+            raise Unacceptable(400, f"a Content-Length has at most {_LENGTH_DIGITS_MAX} digits")
+        if int(length) > BODY_BYTES_MAX:
             raise Unacceptable(413, f"the body is over {BODY_BYTES_MAX} bytes")
 
     def _general_request(self, method: bytes, headers: dict[str, str]) -> Request:

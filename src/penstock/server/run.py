@@ -189,8 +189,7 @@ async def start(settings: ServerSettings, clock: Clock | None = None) -> Running
         has_notes = read_url(settings.where).scheme != "sqs"
         lookup = QueueLookup(service, directory, windows, has_notes)
         await result_of(service.run(check_notes(lookup, home)))
-        if isinstance(service, LoopEngine):
-            store_home(settings.where, home)
+        store_home(settings.where, home, is_held=isinstance(service, LoopEngine))
         await result_of(service.run(_declare(service, settings)))
         access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
         endpoint = SqsEndpoint(lookup, access)
@@ -219,13 +218,12 @@ def _refuse(request: Request, connection: HttpConnection) -> bytes | None:
 async def _open(settings: ServerSettings, clock: Clock | None) -> OpenedStore:
     """The store: an engine in this process, or a remote service. Raises PenstockError."""
     url = read_url(settings.where)
+    if settings.insecure_other_owner and url.scheme == "file":
+        url = url._replace(options={**url.options, "other_owner": "1"})
     if url.scheme == "file" and not url.is_on("daemon") and not url.is_on("embedded"):
-        other_owner = settings.insecure_other_owner or url.is_on("other_owner")
-        holder = StoreHolder(url.path, SERVE, other_owner=other_owner)
-        options = {name: value for name, value in url.options.items() if name != "other_owner"}
-        if settings.accept_loss:
-            options["accept_loss"] = "1"
-        own = url._replace(options=options)
+        holder = StoreHolder(url.path, SERVE, other_owner=url.is_on("other_owner"))
+        loss = {"accept_loss": "1"} if settings.accept_loss else {}
+        own = url._replace(options={**url.options, **loss})
         return OpenedStore(url, LoopEngine(holder.take(lambda: open_engine(own, clock))), holder)
     if settings.accept_loss:
         raise InvalidField(

@@ -14,7 +14,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import BackendLost, InvalidField, QueueNotFound
 from penstock.forked import start_over_when_forked
 from penstock.service import Batch, Push, PushMany, PushReply, QueueService
-from penstock.settings import URL_VARIABLE
+from penstock.settings import URL_VARIABLE, url_in
 from penstock.tasks.errors import TaskError
 from penstock.tasks.inline import run_until_empty
 from penstock.tasks.middleware import Middleware
@@ -70,8 +70,8 @@ class TaskApp:
 
     @property
     def url(self) -> str:
-        """The URL of the store."""
-        return self._url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+        """The URL of the store. Raises InvalidField if PENSTOCK_URL is refused."""
+        return self._url or url_in(os.environ) or DEFAULT_URL
 
     def use_url(self, url: str) -> None:
         """Uses another store from now on. Raises InvalidField."""

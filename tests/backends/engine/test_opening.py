@@ -133,7 +133,7 @@ if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
 try:
-    open_engine(sys.argv[1], file_bytes=65536)
+    open_engine(sys.argv[1], file_bytes=65536, other_owner=True)
 except StoreUnusable as refused:
     print(refused)
 """

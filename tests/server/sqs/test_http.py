@@ -70,6 +70,7 @@ SMUGGLING = {
     "a negative length": b"Content-Length: -3\r\n",
     "a hexadecimal length": b"Content-Length: 0x3\r\n",
     "a length that is too large": b"Content-Length: 99999999999999999999999\r\n",
+    "a length of many zeros": b"Content-Length: " + b"0" * 5_000 + b"3\r\n",
     "an empty length": b"Content-Length: \r\n",
     "an unknown encoding": b"Transfer-Encoding: xchunked\r\n",
     "identity": b"Transfer-Encoding: identity\r\n",

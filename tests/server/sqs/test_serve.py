@@ -18,11 +18,12 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
+import penstock
 from penstock.backends.engine.store import open_engine
 from tests.conftest import FULL
 from tests.measure import SLACK
 from tests.ports import lasting_port
-from tests.server.conftest import DaemonProcess, until
+from tests.server.conftest import DaemonProcess, end_daemon, until
 from tests.server.sqs.awscli import aws_program
 from tests.server.sqs.conftest import PENSTOCK, TIMEOUT_S, clean_environment, serve
 
@@ -516,6 +517,26 @@ def test_row_23_queues_of_a_remote_service_are_not_served_as_another_region_or_a
     assert "eu-west-1" in done.stderr
     with serve("--data", str(tmp_path / "store"), "--region", "eu-west-1") as server:
         server.stop()
+
+
+def test_row_23_a_daemons_store_is_not_served_as_another_region_or_account(tmp_path):
+    """Row 23: a queue that the library created has no note; the file `sqs` has its region."""
+    path = tmp_path / "store"
+    with serve("--data", str(path)) as server:
+        with penstock.connect(f"file:{path}") as queues:
+            queues.create("orders")
+        server.stop()
+    mirror = f"mirror:?primary=file:{path}&mirror=penstock://127.0.0.1:1"
+    try:
+        for store in (f"file:{path}?daemon=1", mirror, f"file:{path}?embedded=1"):
+            done = run("--store", store, "--region", "eu-west-1")
+            assert done.returncode == 3, done.stderr
+            assert "was created for region us-east-1" in done.stderr
+            end_daemon(path)
+        with serve("--store", f"file:{path}?daemon=1") as server:
+            assert len(server.client().list_queues()["QueueUrls"]) == 1
+    finally:
+        end_daemon(path)
 
 
 @pytest.mark.parametrize("closed", ["0", "1", "2", "0 1 2"])

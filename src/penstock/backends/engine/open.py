@@ -41,7 +41,7 @@ def open_engine(url: str | BackendUrl, clock: Clock | None = None) -> Engine:
     backend_url = url if isinstance(url, BackendUrl) else read_url(url)
     if backend_url.scheme not in ("memory", "file"):
         raise InvalidField(
-            f"url: {backend_url.text!r} is not opened in this process; use memory: or file:PATH"
+            f"url: {backend_url.shown!r} is not opened in this process; use memory: or file:PATH"
         )
     return _open(backend_url, clock)
 
@@ -53,7 +53,7 @@ def _open(url: BackendUrl, clock: Clock | None) -> Engine:
 def _open_memory(url: BackendUrl, clock: Clock | None) -> Engine:
     url.check_options({"history"})
     if url.rest:
-        raise InvalidField(f"url: a memory engine has no address; use memory:, not {url.text!r}")
+        raise InvalidField(f"url: a memory engine has no address; use memory:, not {url.shown!r}")
     return Engine(MemoryJournal(url.whole_number("history", 0)), clock)
 
 
@@ -62,7 +62,9 @@ def _open_store(url: BackendUrl, clock: Clock | None) -> Engine:
     from penstock.backends.engine.store import open_engine as open_store
     from penstock.journal.file import check_durability
 
-    url.check_options({"embedded", "durability", "interval_ms", "archive", "accept_loss"})
+    url.check_options(
+        {"embedded", "durability", "interval_ms", "archive", "accept_loss", "other_owner"}
+    )
     return open_store(
         url.path,
         durability=check_durability(url.options.get("durability", "sync")),
@@ -70,4 +72,5 @@ def _open_store(url: BackendUrl, clock: Clock | None) -> Engine:
         clock=clock,
         archive=url.options.get("archive"),
         accept_loss=url.is_on("accept_loss"),
+        other_owner=url.is_on("other_owner"),
     )

@@ -41,6 +41,7 @@ def open_engine(
     storage: Storage | None = None,
     background: bool = True,
     accept_loss: bool = False,
+    other_owner: bool = False,
 ) -> Engine:
     """Opens the store at `path`, for this process alone; makes it if there is none.
 
@@ -48,12 +49,13 @@ def open_engine(
     With `accept_loss` a store opens although files of its journal, or synced bytes of them, are
     missing: their content is lost. Warnings of the logger `penstock.journal` say what it was, and
     report damage that was found.
-    Raises StoreUnusable before anything is changed, or InvalidField.
+    Raises StoreUnusable before anything is changed, also for another user's store unless
+    `other_owner` allows it, or InvalidField.
     """
     check_interval(interval_ms)
     store = Path(path)
     with ExitStack() as undo:
-        prepare_directory(store, undo)
+        prepare_directory(store, undo, other_owner=other_owner)
         if storage is None:
             check_parts(store)
         segments = Segments.open(

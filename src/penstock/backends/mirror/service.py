@@ -203,11 +203,11 @@ def check_mirror(primary: BackendUrl, mirror: BackendUrl) -> None:
         )
     if mirror.scheme == "memory":
         raise InvalidField(
-            f"mirror: {mirror.text!r} loses its messages with this process; name a service that "
+            f"mirror: {mirror.shown!r} loses its messages with this process; name a service that "
             "keeps them"
         )
     if mirror.scheme == "file" and os.path.realpath(mirror.path) == os.path.realpath(primary.path):
-        raise InvalidField(f"mirror: {mirror.text!r} is the primary itself")
+        raise InvalidField(f"mirror: {mirror.shown!r} is the primary itself")
     load_backend(mirror)
 
 

@@ -54,11 +54,8 @@ class RedisTarget(NamedTuple):
 def read_target(url: BackendUrl) -> RedisTarget:
     """Reads a URL of Redis. Raises InvalidField."""
     shown = without_password(url.text).partition("?")[0]
-    try:
-        url.check_options(set(_OPTIONS))
-        return _read(url, shown)
-    except InvalidField as error:
-        raise InvalidField(str(error).replace(url.text, shown)) from None
+    url.check_options(set(_OPTIONS))
+    return _read(url, shown)
 
 
 def _read(url: BackendUrl, shown: str) -> RedisTarget:

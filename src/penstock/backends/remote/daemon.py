@@ -88,19 +88,20 @@ def _is_alive(pid: int) -> bool:
 
 def _locked_pid(store: str | os.PathLike[str]) -> int | None:
     """The number in the locked file, 0 if there is none yet; None if the file is not locked."""
+    from penstock.journal.storage import open_regular
+
     try:
-        fd = os.open(daemon_directory(store) / "pid", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = open_regular(daemon_directory(store) / "pid", follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StoreUnusable(f"{store}: cannot be read: {error.strerror}") from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        content = os.read(fd, 32).strip()
-        return int(content) if content.isdigit() else 0
-    finally:
-        os.close(fd)
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            content = file.read(32).strip()
+            return int(content) if content.isdigit() else 0
     return None
 
 
@@ -130,7 +131,10 @@ def _reachable_socket(store: str | os.PathLike[str]) -> Iterator[Path]:
     directory = daemon_directory(store)
     pointer = directory / "elsewhere"
     if pointer.exists():
-        yield Path(pointer.read_text().strip())
+        # Imported here: almost no store has this file, and the import delays every client.
+        from penstock.journal.storage import read_small_file
+
+        yield Path(os.fsdecode(read_small_file(pointer).strip()))
         return
     place = directory / "socket"
     fits = len(os.fsencode(place)) < _SOCKET_BYTES_MAX

@@ -82,9 +82,11 @@ def _server(url: BackendUrl) -> TcpEndpoint:
         parts = urlsplit(url.text)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise InvalidField(f"url: {url.text!r} cannot be read: {error}") from None
+        # The error of urlsplit may quote a part of the password.
+        reason = "" if "@" in url.text else f": {error}"
+        raise InvalidField(f"url: {url.shown!r} cannot be read{reason}") from None
     if not host or parts.path not in ("", "/") or parts.username or parts.fragment:
-        raise InvalidField(f"url: {url.text!r} is not of the form penstock://HOST:PORT")
+        raise InvalidField(f"url: {url.shown!r} is not of the form penstock://HOST:PORT")
     tls = None
     if url.whole_number("tls", 0) or "ca_file" in url.options:
         tls = _client_tls(url.options.get("ca_file"))

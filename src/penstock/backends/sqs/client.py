@@ -24,7 +24,7 @@ from penstock.errors import (
     PenstockError,
     RequestError,
 )
-from penstock.url import BackendUrl
+from penstock.url import BackendUrl, without_password
 from penstock.wire.sqs.address import is_account, is_region
 
 TIMEOUT_S: Final = 30
@@ -83,7 +83,7 @@ def read_endpoint(url: BackendUrl) -> SqsTarget:
     region = url.rest.removeprefix("//").rstrip("/")
     if region and not is_region(region):
         raise InvalidField(
-            f"url: {url.text!r} has no valid region; use sqs://REGION such as sqs://eu-west-1, "
+            f"url: {url.shown!r} has no valid region; use sqs://REGION such as sqs://eu-west-1, "
             "with ?endpoint=URL for an endpoint that is not Amazon's"
         )
     endpoint = url.options.get("endpoint")
@@ -94,7 +94,8 @@ def read_endpoint(url: BackendUrl) -> SqsTarget:
         except ValueError:
             valid = False
         if not valid:
-            raise InvalidField(f"url: endpoint={endpoint!r} is not of the form http://HOST:PORT")
+            shown = without_password(endpoint)
+            raise InvalidField(f"url: endpoint={shown!r} is not of the form http://HOST:PORT")
     account = url.options.get("account")
     if account is not None and not is_account(account):
         raise InvalidField(f"url: account={account!r} is not twelve digits")

@@ -148,6 +148,8 @@ async def open_listener(
             ) from None
         reason = error.strerror or str(error)
         raise InvalidField(f"address: cannot listen on {address}: {reason}") from None
+    except UnicodeError:
+        raise InvalidField(f"address: {address.host[:100]!r} is not a host's name") from None
 
 
 class _TcpConnection(FrameConnection):

@@ -3,7 +3,7 @@
 With another home the same names would mean other queues: one region would get the queues of
 another. It is stored in two places, and a server with another home does not start:
 
-    the file `sqs`    of a data directory, written once by the first server that opens it
+    the file `sqs`    of a data directory, written once by the first server that holds it
     the note `.home`  of each queue with a bare name that an endpoint creates, whatever the service
 
 A queue that was created in another way has no note, and belongs to the home of the server.
@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.backends.loop import Steps
 from penstock.errors import InvalidField, StoreUnusable
+from penstock.journal.storage import read_small_file
 from penstock.journal.store import write_once
 from penstock.server.sqs.lookup import HOME_NOTE, QueueLookup
 from penstock.service import QueueInfo
@@ -30,25 +31,33 @@ class HomeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     region: str
 
 
-def store_home(url: str, home: Owner) -> None:
-    """Writes the home of the store at this URL, whose lock is held, if there is none yet.
+def store_home(url: str, home: Owner, *, is_held: bool) -> None:
+    """Checks the home of the data directory that this URL opens, if it opens one.
 
-    Raises InvalidField if the store has another home, StoreUnusable if the file cannot be read or
-    written. A store in memory has no file.
+    If there is no home yet, it is written by the process that holds the store. Raises InvalidField
+    if the store has another home, StoreUnusable if the file cannot be read or written.
     """
-    where = read_url(url)
-    if where.scheme != "file":
+    directory = read_url(url).directory
+    if directory is None:
         return
-    path = Path(where.path) / "sqs"
+    path = Path(directory) / "sqs"
     try:
-        if not path.exists():
+        kept = _read_home(path)
+        if kept is None and is_held:
             write_once(path, msgspec.json.encode(HomeFile(*home)) + b"\n")
-            return
-        kept = msgspec.json.decode(path.read_bytes(), type=HomeFile)
     except (OSError, msgspec.DecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StoreUnusable(f"{path}: cannot be used: {reason}") from error
-    _check(kept, home, where.path)
+    if kept is not None:
+        _check(kept, home, directory)
+
+
+def _read_home(path: Path) -> HomeFile | None:
+    """The home in the file; None if there is no file. Raises OSError or DecodeError."""
+    try:
+        return msgspec.json.decode(read_small_file(path), type=HomeFile)
+    except FileNotFoundError:
+        return None
 
 
 def check_notes(lookup: QueueLookup, home: Owner) -> Steps[None]:
