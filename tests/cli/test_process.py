@@ -85,7 +85,7 @@ def test_the_store_may_be_named_before_the_command(process):
         (["pull", "orders", "-n", "many"], 2, "whole number"),
         (["push", "orders", "@no/such/file", "--url", "memory:"], 2, "No such file"),
         (["push", "orders", "@.", "--url", "memory:"], 2, "directory"),
-        (["list", "--url", "nowhere:"], 3, "nowhere:"),
+        (["list", "--url", "nowhere:"], 3, "unknown URL scheme 'nowhere'"),
         (["push", "orders", "x", "--url", "memory:"], 3, "'orders'"),
         (["create", "no spaces", "--url", "memory:"], 3, "not a queue name"),
         (["create", "q", "--max-receives", "0", "--url", "memory:"], 3, "max_receives"),
