@@ -25,7 +25,7 @@ from penstock.backends.remote.daemon import stop_daemon
 from penstock.clock import ManualClock
 from penstock.core.events import AnyEvent, Claimed, Deleted, Pushed, QueueCreated
 from penstock.service import QueueSettings
-from penstock.spark import distribute, fold
+from penstock.spark import distribute, part_events
 from penstock.spark.audit import audit
 from penstock.spark.derive import derive
 from penstock.spark.duck import DuckConnection, read_files
@@ -265,7 +265,7 @@ def test_java_from_pypi_is_used_where_none_is_installed(place, server, tmp_path)
 RUNS_AND_AUDITS = """
 import sys, threading
 from penstock import cli
-from penstock.spark import distribute, fold, ingest, judge
+from penstock.spark import distribute, ingest, judge, part_events
 from penstock.spark.audit import audit
 from penstock.spark.derive import derive
 from penstock.spark.lake import Lake
@@ -273,7 +273,7 @@ from penstock.spark.session import make_session
 
 journal, path, url, master, part_messages, java_options = sys.argv[1:]
 distribute.LOCAL_MAX, ingest._FEW_SPANS, judge.TASK_ROWS = 0, 0, 0
-fold.PART_MESSAGES = int(part_messages)
+part_events.PART_MESSAGES = int(part_messages)
 conf = {"spark.executor.memory": "600m", "spark.executor.cores": "1", "spark.cores.max": "2"}
 conf |= {"spark.sql.shuffle.partitions": "2", "spark.executor.extraJavaOptions": java_options}
 spark = make_session(master=master, conf=conf)
@@ -335,7 +335,10 @@ def test_a_run_on_a_cluster_completes_when_an_executor_and_a_worker_are_killed(
     assert second == "sent 0 messages to orders; 30 were sent before under the name 'orders'"
     assert arrived(place) == list(range(1, 31))
 
-    for module, name, value in ((fold, "PART_MESSAGES", PART), (distribute, "LOCAL_MAX", 1_000)):
+    for module, name, value in (
+        (part_events, "PART_MESSAGES", PART),
+        (distribute, "LOCAL_MAX", 1_000),
+    ):
         monkeypatch.setattr(module, name, value)
     alone = Lake.open(tmp_path / "alone", create=True)
     ingest(no_spark, alone, str(tmp_path / "store"))

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import penstock
 from penstock import cli
 from penstock.clock import ManualClock
-from penstock.spark import distribute, fold, retention, seals
+from penstock.spark import distribute, part_events, retention, seals
 from penstock.spark.audit import audit, is_judged
 from penstock.spark.checks import check_events
 from penstock.spark.derive import DerivedTables, derive, is_up_to_date, table_of
@@ -44,7 +44,7 @@ PART = 100
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(fold, "PART_MESSAGES", PART)
+    monkeypatch.setattr(part_events, "PART_MESSAGES", PART)
     monkeypatch.setattr(distribute, "LOCAL_MAX", 1_000)
     # In these journals few messages have ended without a finding.
     monkeypatch.setattr(retention, "_SHARE", 20)

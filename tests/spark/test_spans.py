@@ -66,7 +66,7 @@ def test_a_file_has_every_column_as_the_lake_has_it(store, tmp_path):
 
 
 def test_what_does_not_fit_a_row_group_goes_into_the_next(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(spans, "GROUP_BYTES", 1)
+    monkeypatch.setattr(spans, "HELD_BYTES", 1)
     monkeypatch.setattr("penstock.spark.blocks.CHUNK_BYTES", 40 * ENTRY_BYTES)
     (row,) = files_of(store, tmp_path / "into")
     assert pq.read_metadata(row["file"]).num_row_groups == 25

@@ -107,12 +107,12 @@ def test_percentiles_of_two_hours_of_three_are_those_of_their_samples():
             "'live' AS state FROM samples",
         )
         duck.table("claims", "SELECT *, 0 AS started_at_ms FROM lives LIMIT 0")
-        duck.table("every_hour", LATENCIES.query)
+        duck.table("every_hour", LATENCIES.rows)
         assert duck.fetch("SELECT DISTINCT hour FROM every_hour ORDER BY 1") == [
             (hour,) for hour in hours
         ]
         duck.view("latencies", "SELECT * FROM every_hour WHERE hour IN (470000, 470002)")
-        [row] = duck.dicts(LATENCY.query)
+        [row] = duck.dicts(LATENCY.rows)
     assert row["samples"] == len(chosen)
     assert row["max_ms"] == chosen[-1]
     for share, name in ((0.5, "p50_ms"), (0.9, "p90_ms"), (0.99, "p99_ms"), (0.999, "p999_ms")):

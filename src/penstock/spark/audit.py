@@ -22,7 +22,7 @@ from penstock.spark.checks import CHECKS, CheckFinding
 from penstock.spark.derive import derive, files_of, table_of
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.duck import DuckConnection, read_files
-from penstock.spark.fold import LakePart, view_unsealed
+from penstock.spark.fold import view_unsealed
 from penstock.spark.ingest import copy_events, events_table
 from penstock.spark.judge import (
     JudgedPart,
@@ -36,6 +36,7 @@ from penstock.spark.judge import (
     tasks_of,
 )
 from penstock.spark.lake import AddedFile, Lake, LakeBusy, locked, our_errors, scratch
+from penstock.spark.part_events import LakePart
 from penstock.spark.queries import load_query
 from penstock.spark.schemas import arrow_rows, duck_types
 from penstock.spark.seals import (

@@ -468,8 +468,12 @@ def _store(block: Block) -> pa.Array:
 
 
 def _message_id(block: Block) -> pa.Array:
-    prefix = MessageIds(block.identity).prefix.encode()
-    numbers = block.events["number"]
+    return message_ids(block.identity, block.events["number"])
+
+
+def message_ids(identity: bytes, numbers: np.ndarray) -> pa.Array:
+    """The ids of messages of a store by their numbers; null for 0, which no message has."""
+    prefix = MessageIds(identity).prefix.encode()
     text = np.empty((len(numbers), len(prefix) + 12), np.uint8)
     text[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
     digits = np.empty((len(numbers), 3), "<u4")

@@ -26,8 +26,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from penstock.spark.duck import DuckConnection, quoted
-from penstock.spark.fold import LakePart, load_parts
+from penstock.spark.fold import load_events
 from penstock.spark.judge import FoundRow, PartVerdict, judge, load_ended
+from penstock.spark.part_events import LakePart
 from penstock.spark.queries import load_query
 from penstock.spark.schemas import arrow_rows
 from penstock.spark.tables import (
@@ -176,7 +177,8 @@ def check_events(
     load_ended(duck)
     for store, shard in duck.fetch(f"SELECT DISTINCT store, shard FROM {events}"):
         part = LakePart(store, shard, 0, 1 << 62)
-        load_parts(duck, [part], events)
+        duck.view("shard_events", f"SELECT * FROM {events} WHERE {part.condition()}")
+        load_events(duck, part, "shard_events")
         for each in (FOLDS, IRREGULAR_EVENTS):
             duck.table(each.name, f"SELECT *, 0 AS part_number FROM ({each.rows})")
         for name in ("periods", "emptyings"):

@@ -19,12 +19,13 @@ from typing import Final
 
 from deltalake import DeltaTable
 
-from penstock.spark import fold
+from penstock.spark import part_events
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.duck import DuckConnection, quoted, read_files
-from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_parts, tasks_of_ranges
+from penstock.spark.fold import FoldedPart, FoldWork, RangeWork, fold_parts, tasks_of_ranges
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import AddedFile, Lake, Table, TableFile, locked, our_errors, scratch
+from penstock.spark.part_events import LakePart
 from penstock.spark.seals import (
     PartsPlan,
     closed_files,
@@ -121,7 +122,7 @@ class _Run:
             self._append_queue_events(duck)
             # Made from what is known before the parts are; only `queues` itself needs the parts.
             self._load(duck, PART_STATUS, named=True)
-            duck.table("queues", QUEUES.query)
+            duck.table("queues", QUEUES.rows)
             queues = self.scratch / "queues.parquet"
             duck.write("SELECT * FROM queues", str(queues))
             ranges = self._touched(duck)
@@ -239,7 +240,7 @@ class _Run:
         duck.table("new_changes", f"SELECT * FROM queue_events WHERE {known or 'false'}")
         duck.table(
             "new_messages",
-            f"SELECT DISTINCT store, shard, message, message // {fold.PART_MESSAGES} AS nth "
+            f"SELECT DISTINCT store, shard, message, message // {part_events.PART_MESSAGES} AS nth "
             f"FROM {new} WHERE message IS NOT NULL",
         )
         found = {
@@ -305,13 +306,18 @@ class _Run:
         kept = {part: () if whole else closed.get(part.name, ()) for part, whole in chosen.items()}
         work = [
             FoldWork(
-                task,
-                tuple(dict.fromkeys(path for part in task for path in files_of(self.files, part))),
+                tuple(
+                    RangeWork(
+                        part,
+                        tuple(files_of(self.files, part)),
+                        sealed.get(part.name, ()),
+                        kept[part],
+                        next_number(kept[part]),
+                    )
+                    for part in task
+                ),
                 str(queues),
                 str(self.lake.path),
-                tuple(path for part in task for path in sealed.get(part.name, ())),
-                tuple(path for part in task for path in kept[part]),
-                {part: next_number(kept[part]) for part in task},
             )
             for task in tasks_of_ranges(self._left(kept, folds))
         ]
@@ -351,7 +357,7 @@ class _Run:
             duck.files("all_events", [each.path for each in self.files], {})
             found = (
                 duck.fetch(f"""
-                SELECT DISTINCT store, shard, message // {fold.PART_MESSAGES} FROM all_events
+                SELECT DISTINCT store, shard, message // {part_events.PART_MESSAGES} FROM all_events
                 WHERE message IS NOT NULL""")
                 if self.files
                 else []
@@ -361,7 +367,7 @@ class _Run:
     def _make_whole(self, duck: DuckConnection, derived: Derived) -> None:
         """Makes a small table; those after it in the order read it from memory."""
         table = table_of(self.lake, derived)
-        duck.table(derived.name, derived.query)
+        duck.table(derived.name, derived.rows)
         if self.rebuild or not is_current(table, self.events):
             path = table.new_file()
             duck.write(f"SELECT * FROM {derived.name}", str(path))
@@ -370,7 +376,7 @@ class _Run:
 
 
 def _range(store: str, shard: int, nth: int) -> LakePart:
-    return LakePart(store, shard, nth, fold.PART_MESSAGES)
+    return LakePart(store, shard, nth, part_events.PART_MESSAGES)
 
 
 def files_of(files: Sequence[TableFile], part: LakePart) -> Iterator[str]:

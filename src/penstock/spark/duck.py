@@ -92,6 +92,18 @@ class DuckConnection:
         self.table(name, "SELECT * FROM given")
         self._connection.unregister("given")
 
+    def register(self, name: str, rows: Any) -> None:
+        """An Arrow table as a view, for queries that join and select nothing.
+
+        DuckDB hands conditions over to Arrow, also those it finds itself, and fails if Arrow does
+        not know them.
+        """
+        self._connection.register(name, rows)
+
+    def rows(self, query: str) -> Any:
+        """The rows of a query as an Arrow table."""
+        return self._connection.execute(query).to_arrow_table()
+
     def write(self, query: str, path: str, group_rows: int = GROUP_ROWS) -> None:
         """The rows of a query as one Parquet file, in row groups of this size."""
         self._connection.execute(

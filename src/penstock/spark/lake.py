@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -47,6 +48,8 @@ _DRAFT: Final = f".{MARKER}."
 COMPACT_BYTES: Final = 128 << 20
 # The lock of a run that watches.
 WATCH: Final = "watch"
+# Columns of texts that seldom repeat: the writer would build a dictionary and then discard it.
+_ALL_DIFFERENT: Final = ("message_id", "dedup_id", "attempt_id")
 # The partition column of a table in parts; Delta's log has its values, the Parquet files do not.
 PART: Final = "part"
 # Opened tables, each with the newest commit that it had then.
@@ -292,6 +295,12 @@ class Table:
         directory.mkdir(parents=True, exist_ok=True)
         return directory / f"{uuid.uuid4().hex}.parquet"
 
+    def write(self, part: str, rows: pa.Table, group_rows: int) -> "AddedFile":
+        """Writes rows of a part into a new file; readers see it once it is committed."""
+        path = self.new_file(part)
+        _write_parquet(rows, path, group_rows)
+        return AddedFile.written(self.path, path, rows)
+
     def files(self, seen: DeltaTable | None = None) -> list["TableFile"]:
         """The files of the table with the statistics of their columns, as of `seen` if given."""
         delta = seen or self.delta()
@@ -405,6 +414,28 @@ class Table:
         return delta
 
 
+def _write_parquet(rows: pa.Table, path: Path, group_rows: int) -> None:
+    """Writes rows in the encodings that suit their columns: differences, lengths, dictionaries."""
+    encodings = {}
+    for field in rows.schema:
+        if pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type):
+            encodings[field.name] = "DELTA_BINARY_PACKED"
+        elif field.name in _ALL_DIFFERENT:
+            encodings[field.name] = "DELTA_LENGTH_BYTE_ARRAY"
+    # A column of dictionaries is written as it is if all of its rows have the same dictionary.
+    rows = rows.unify_dictionaries()
+    pq.write_table(
+        rows,
+        path,
+        row_group_size=group_rows,
+        use_dictionary=[name for name in rows.column_names if name not in encodings],
+        column_encoding=encodings,
+        write_statistics=[field.name for field in rows.schema if _has_bounds(field)],
+        # Arrow would note which columns were dictionaries in memory, and read them as such.
+        store_schema=False,
+    )
+
+
 def _properties(transactions: Mapping[str, int]) -> CommitProperties:
     return CommitProperties(
         app_transactions=[Transaction(name, at) for name, at in transactions.items()]
@@ -465,13 +496,36 @@ class AddedFile:
                 low, high = stats.min, stats.max
                 smallest[name] = min(low, smallest.get(name, low))
                 largest[name] = max(high, largest.get(name, high))
+        return cls._of(table, file, footer.num_rows, smallest, largest)
+
+    @classmethod
+    def written(cls, table: Path, file: Path, rows: pa.Table) -> "AddedFile":
+        """A file that has exactly these rows: its footer need not be read."""
+        smallest: dict[str, Any] = {}
+        largest: dict[str, Any] = {}
+        for field in rows.schema:
+            if _has_bounds(field):
+                bounds = _bounds(rows[field.name])
+                if bounds is not None:
+                    smallest[field.name], largest[field.name] = bounds
+        return cls._of(table, file, len(rows), smallest, largest)
+
+    @classmethod
+    def _of(
+        cls,
+        table: Path,
+        file: Path,
+        rows: int,
+        smallest: dict[str, Any],
+        largest: dict[str, Any],
+    ) -> "AddedFile":
         found = file.stat()
         name, _, value = file.parent.name.partition("=")
         return cls(
             file.relative_to(table).as_posix(),
             found.st_size,
             found.st_mtime_ns // 1_000_000,
-            footer.num_rows,
+            rows,
             smallest,
             largest,
             value if name == PART else None,
@@ -486,6 +540,19 @@ class AddedFile:
         of_part = {} if self.part is None else {PART: self.part}
         statistics = json.dumps(stats)
         return AddAction(self.path, self.size_bytes, of_part, self.modified_ms, True, statistics)
+
+
+def _has_bounds(field: pa.Field) -> bool:
+    """Whether the least and the greatest value of a column are noted."""
+    return bool(pa.types.is_integer(field.type)) or field.name == "store"
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
+    """The least and the greatest value of a column, None if it has none."""
+    if pa.types.is_dictionary(column.type):
+        column = column.unify_dictionaries().combine_chunks().dictionary
+    found = pc.min_max(column).as_py()
+    return None if found["min"] is None else (found["min"], found["max"])
 
 
 def first_line(error: Any) -> str:

@@ -20,14 +20,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from penstock.spark import fold
+from penstock.spark import part_events
 from penstock.spark.audit import audit, is_judged
 from penstock.spark.derive import files_of, is_up_to_date, table_of
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.duck import DuckConnection, quoted
-from penstock.spark.fold import FoldedPart, FoldWork, LakePart, fold_parts, view_unsealed
+from penstock.spark.fold import FoldedPart, FoldWork, RangeWork, fold_parts, view_unsealed
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import Lake, LakeBusy, TableFile, locked, our_errors, scratch
+from penstock.spark.part_events import LakePart
 from penstock.spark.schemas import columns_of
 from penstock.spark.seals import (
     SEAL,
@@ -126,12 +127,16 @@ class _Split:
         files = events_table(self.lake).files()
         work = [
             FoldWork(
-                (replace(part, seal=next_number(sealed.get(part.name, ()))),),
-                tuple(files_of(files, part)),
+                (
+                    RangeWork(
+                        replace(part, seal=next_number(sealed.get(part.name, ()))),
+                        tuple(files_of(files, part)),
+                        sealed.get(part.name, ()),
+                    ),
+                ),
                 str(queues),
                 str(self.lake.path),
-                sealed.get(part.name, ()),
-                chosen=str(chosen),
+                str(chosen),
             )
             for part in parts
         ]
@@ -149,7 +154,7 @@ class _Split:
         duck.files("messages", messages, MESSAGES.types)
         findings = [each.path for each in table_of(self.lake, FINDINGS).files()]
         duck.files("findings", findings, FINDINGS.types)
-        part = f"message // {fold.PART_MESSAGES}"
+        part = f"message // {part_events.PART_MESSAGES}"
         duck.table(
             "old",
             f"""
@@ -167,21 +172,19 @@ class _Split:
             SELECT store, shard, nth FROM sealable JOIN held USING (store, shard, nth)
             WHERE {_SHARE} * sealable.messages >= held.messages ORDER BY ALL""")
         duck.write("SELECT * FROM old", str(chosen))
-        return [LakePart(store, shard, nth, fold.PART_MESSAGES) for store, shard, nth in found]
+        return [
+            LakePart(store, shard, nth, part_events.PART_MESSAGES) for store, shard, nth in found
+        ]
 
 
 def split_part(work: FoldWork, threads: int) -> SplitPart:
     """Makes the files of a sealed part, and those of its range without it."""
     [sealed] = fold_parts(work, threads)
     path = Path(work.lake, FOLDS.name, sealed.added[FOLDS.name].path)
-    rest = FoldWork(
-        (replace(work.parts[0], seal=0),),
-        work.files,
-        work.queues,
-        work.lake,
-        (*work.sealed, str(path)),
-    )
-    return SplitPart(sealed, fold_parts(rest, threads))
+    [given] = work.ranges
+    rest = replace(given, part=replace(given.part, seal=0), sealed=(*given.sealed, str(path)))
+    work = FoldWork((rest,), work.queues, work.lake)
+    return SplitPart(sealed, fold_parts(work, threads))
 
 
 def _name(file: TableFile) -> str:

@@ -19,13 +19,20 @@ import pyarrow.parquet as pq
 
 from penstock.errors import StoreUnusable
 from penstock.spark.blocks import COLUMNS, Block, Wanted, blocks
+from penstock.spark.ordering import stable_order
 from penstock.spark.stream import Point, Stream
 
 FILES_SCHEMA: Final = "file string, rows bigint"
-# How much of the events, as Arrow has them, becomes one row group: what a task holds at most.
-GROUP_BYTES: Final = 128 << 20
+# How much of the events, as Arrow has them, is put in order and written: what a task holds at most.
+HELD_BYTES: Final = 128 << 20
+# How many rows a row group of a file has.
+GROUP_ROWS: Final = 1 << 15
+# Events of messages whose numbers differ by less than this may be in any row of those.
+_NEAR_MESSAGES: Final = 1 << 13
+# Columns whose values rise from row to row, nearly everywhere: differences are small.
+_RISING: Final = ("entry", "sequence", "offset", "message")
 # Columns whose values seldom repeat: the writer would build a dictionary and then discard it.
-_ALL_DIFFERENT: Final = ("sequence", "message", "message_id", "dedup_id", "attempt_id", "extra")
+_ALL_DIFFERENT: Final = ("message_id", "dedup_id", "attempt_id", "extra")
 # Statistics of these are of no use, and would hold two whole values.
 _UNRANGED: Final = ("body", "extra")
 
@@ -123,12 +130,23 @@ def _write_file(path: Path, span: Span) -> int:
                 # Closed also if it is full: a writer that fails keeps its file open.
                 file = stack.enter_context(pa.OSFile(str(path), "wb"))
                 writer = stack.enter_context(_writer(file, held[0].schema))
-            if sum(batch.nbytes for batch in held) >= GROUP_BYTES:
-                writer.write_table(pa.Table.from_batches(held))
+            if sum(batch.nbytes for batch in held) >= HELD_BYTES:
+                writer.write_table(_near_each_other(held), GROUP_ROWS)
                 held.clear()
         if writer is not None and held:
-            writer.write_table(pa.Table.from_batches(held))
+            writer.write_table(_near_each_other(held), GROUP_ROWS)
     return rows
+
+
+def _near_each_other(held: list[pa.RecordBatch]) -> pa.Table:
+    """These events with those of near messages in near rows, otherwise in the order of the journal.
+
+    Statistics of row groups then say which of them a reader of some messages needs: in the order of
+    the journal, a few events of old messages are in every row group.
+    """
+    rows = pa.Table.from_batches(held).combine_chunks()
+    numbers = rows["message"].combine_chunks().fill_null(0).to_numpy()
+    return rows.take(pa.array(stable_order(numbers // _NEAR_MESSAGES)))
 
 
 def _writer(file: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
@@ -136,6 +154,7 @@ def _writer(file: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
     return pq.ParquetWriter(
         file,
         schema,
-        use_dictionary=[name for name in names if name not in _ALL_DIFFERENT],
+        use_dictionary=[name for name in names if name not in (*_ALL_DIFFERENT, *_RISING)],
+        column_encoding=dict.fromkeys(_RISING, "DELTA_BINARY_PACKED"),
         write_statistics=[name for name in names if name not in _UNRANGED],
     )

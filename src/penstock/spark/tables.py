@@ -27,13 +27,9 @@ class Derived:
     schema: str
     in_parts: bool = False
     directory: str = "tables"
-    # The order of the rows in a file. Its row groups are small: a reader skips those it needs not.
-    order: str | None = None
-
-    @property
-    def query(self) -> str:
-        """The SQL of its rows in their order."""
-        return self.ordered(self.rows)
+    # The order of the rows in a file: whole numbers, the greatest first where a term says so. Its
+    # row groups are small: a reader skips those it needs not.
+    order: tuple[str, ...] = ()
 
     @property
     def rows(self) -> str:
@@ -45,16 +41,13 @@ class Derived:
         """The SQL of its rows as the file has it: perhaps of other types, or with more columns."""
         return load_query(f"{self.directory}/{self.name}")
 
-    def rows_of(self, source: str) -> str:
-        """The SQL of rows from tables or a query with its columns, in the types of the schema."""
-        columns = ", ".join(
-            f'CAST("{name}" AS {kind}) AS "{name}"' for name, kind in self.types.items()
-        )
-        return f"SELECT {columns} FROM {source}"
+    def rows_of(self, source: str, *more: str) -> str:
+        """The SQL of rows from tables or a query with its columns, in the types of the schema.
 
-    def ordered(self, query: str) -> str:
-        """A query of its rows, with their order."""
-        return query if self.order is None else f"{query} ORDER BY {self.order}"
+        `more` are columns behind those of the schema.
+        """
+        columns = [f'CAST("{name}" AS {kind}) AS "{name}"' for name, kind in self.types.items()]
+        return f"SELECT {', '.join([*columns, *more])} FROM {source}"
 
     @property
     def types(self) -> dict[str, str]:
@@ -84,7 +77,7 @@ FOLDS: Final = Derived(
     "deleted_ms bigint, group_hash bigint, dedup_hash bigint, regular boolean",
     in_parts=True,
     directory="audit",
-    order="until DESC, message",
+    order=("until DESC", "message"),
 )
 
 IRREGULAR_EVENTS: Final = Derived(
@@ -95,7 +88,7 @@ IRREGULAR_EVENTS: Final = Derived(
     "until bigint",
     in_parts=True,
     directory="audit",
-    order="until DESC, message, sequence",
+    order=("until DESC", "message", "sequence"),
 )
 
 QUEUES: Final = Derived(

@@ -5,8 +5,8 @@
 --   events, entries, bytes                   in it; entries that begin with one of these events
 --   last_at_ms                               when the newest of them happened
 WITH counted AS (
-  SELECT part_number, events.queue AS queue_number, kind, at_ms, sequence, events.body_bytes
-  FROM events JOIN folds USING (message)
+  SELECT lives.part_number, events.queue AS queue_number, kind, at_ms, sequence, events.body_bytes
+  FROM events JOIN eventful_lives AS lives USING (message)
   UNION ALL
   SELECT part_number, queue, 'Pushed', pushed_ms, pushed, body_bytes
   FROM folds WHERE regular

@@ -19,7 +19,7 @@ WITH changes AS (
   FROM part_events
   UNION ALL
   SELECT part_number, to_queue, events.at_ms // {BUCKET_MS}, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1
-  FROM events JOIN folds USING (message) WHERE kind = 'Moved'
+  FROM events JOIN eventful_lives USING (message) WHERE kind = 'Moved'
   UNION ALL
   -- A purge counts the messages it ended by its own account; of those in a journal without its
   -- beginning some are not known, so here the rows of `lives` that it ended are counted.

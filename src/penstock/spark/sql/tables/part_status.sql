@@ -27,7 +27,7 @@ WITH held AS (
   FROM part_events GROUP BY ALL
 ), came AS (
   SELECT part_number, to_queue AS queue_number, count(*) AS arrived
-  FROM events JOIN folds USING (message) WHERE kind = 'Moved' GROUP BY ALL
+  FROM events JOIN eventful_lives USING (message) WHERE kind = 'Moved' GROUP BY ALL
 )
 SELECT part.store, part.shard, part_number, queue_number, coalesce(visible, 0) AS visible,
   coalesce(delayed, 0) AS delayed, coalesce(in_flight, 0) AS in_flight,
