@@ -12,7 +12,8 @@ are complete but older. Tables in parts are changed together, by a plan (`spark.
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -115,27 +116,32 @@ class _Run:
         self.version = self.events.version()
         self.files = events_table(self.lake).files(self.events)
         self.stores = self._stores()
+        self._loaded: dict[str, set[str]] = {}
 
     def make(self, progress: Progress) -> DerivedTables:
         """Makes the tables that are out of date, in order."""
         with DuckConnection(len(os.sched_getaffinity(0))) as duck:
             self._append_queue_events(duck)
             # Made from what is known before the parts are; only `queues` itself needs the parts.
-            self._load(duck, PART_STATUS, named=True)
+            self._load(duck, PART_STATUS)
             duck.table("queues", QUEUES.rows)
             queues = self.scratch / "queues.parquet"
             duck.write("SELECT * FROM queues", str(queues))
             ranges = self._touched(duck)
             progress(0.05)
-            made = self._fold(ranges, queues, lambda part: progress(0.05 + 0.9 * part))
-            for each in SUMMED_TABLES:
-                self._load(duck, each)
-            tables = [each.name for each in PART_TABLES] if made else []
-            for each in WHOLE_TABLES:
-                self._make_whole(duck, each)
-                tables.append(each.name)
+            with ThreadPoolExecutor(1) as beside:
+                # What parts add to the small tables is read while the tasks run.
+                loaded = beside.submit(self._load_summed, duck) if ranges is not None else None
+                made = self._fold(ranges, queues, lambda part: progress(0.05 + 0.9 * part))
+                if loaded is not None:
+                    loaded.result()
+                self._load_summed(duck)
+                commits = [beside.submit(self._make_whole(duck, each)) for each in WHOLE_TABLES]
+                for each in commits:
+                    each.result()
+        tables = [*PART_TABLES, *WHOLE_TABLES] if made else WHOLE_TABLES
         progress(1)
-        return DerivedTables(tables, made)
+        return DerivedTables([each.name for each in tables], made)
 
     def _stores(self) -> list[str]:
         """The journals that `events` holds, by the transactions of its commits."""
@@ -176,15 +182,28 @@ class _Run:
         """The files of a table as it is now, and its columns."""
         return [each.path for each in table_of(self.lake, derived).files()], derived.types
 
-    def _load(self, duck: DuckConnection, derived: Derived, *, named: bool = False) -> None:
-        """Reads a table in parts: queries use it repeatedly, and opening its files takes long.
+    def _load_summed(self, duck: DuckConnection) -> None:
+        for each in SUMMED_TABLES:
+            self._load(duck, each)
 
-        With `named`, each row has the path of its file as `filename`.
+    def _load(self, duck: DuckConnection, derived: Derived) -> None:
+        """Reads a table in parts as it is now: queries use it repeatedly, and opening takes long.
+
+        Each row has the path of its file as `filename`. Files that were read before are not read
+        again.
         """
         paths, types = self._now(derived)
-        duck.files("of_parts", [], types | {"filename": "varchar"})
-        source = read_files(*paths, named=named) if paths else "of_parts"
-        duck.table(derived.name, f"SELECT * FROM {source}")
+        before = self._loaded.get(derived.name)
+        new = [path for path in paths if before is None or path not in before]
+        duck.files("no_rows", [], types | {"filename": "varchar"})
+        rows = f"SELECT * FROM {read_files(*new, named=True) if new else 'no_rows'}"
+        if before is None:
+            duck.table(derived.name, rows)
+        else:
+            gone = ", ".join(map(quoted, before.difference(paths)))
+            duck.run(f"DELETE FROM {derived.name} WHERE filename IN ({gone or 'NULL'})")
+            duck.run(f"INSERT INTO {derived.name} BY NAME {rows}")
+        self._loaded[derived.name] = set(paths)
 
     def _new_events(self, duck: DuckConnection, seen: Mapping[str, int]) -> str:
         """A view of the events behind these offsets; files without any are left out."""
@@ -364,15 +383,19 @@ class _Run:
             )
         return [_range(*row) for row in found]
 
-    def _make_whole(self, duck: DuckConnection, derived: Derived) -> None:
-        """Makes a small table; those after it in the order read it from memory."""
+    def _make_whole(self, duck: DuckConnection, derived: Derived) -> Callable[[], None]:
+        """Makes a small table; those after it in the order read it from memory.
+
+        Returns what commits it, if it is not the newest already.
+        """
         table = table_of(self.lake, derived)
         duck.table(derived.name, derived.rows)
-        if self.rebuild or not is_current(table, self.events):
-            path = table.new_file()
-            duck.write(f"SELECT * FROM {derived.name}", str(path))
-            transactions = {_SOURCE: self.version, _QUERIES: QUERIES_VERSION}
-            table.replace([AddedFile.of(table.path, path)], transactions)
+        if not self.rebuild and is_current(table, self.events):
+            return lambda: None
+        path = table.new_file()
+        duck.write(f"SELECT * FROM {derived.name}", str(path))
+        transactions = {_SOURCE: self.version, _QUERIES: QUERIES_VERSION}
+        return lambda: table.replace([AddedFile.of(table.path, path)], transactions)
 
 
 def _range(store: str, shard: int, nth: int) -> LakePart:

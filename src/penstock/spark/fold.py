@@ -7,7 +7,7 @@ table gets one file for each part: `part_number` says which part a row is of.
 
     events ─▶ regular lives ─────────────────┬─▶ folds ─▶ tables that count
            └▶ other events ─▶ queried_folds ─┘
-    regular lives that have ended, and queries over the others ─▶ messages, attempts, folds
+    regular lives that are simple, and queries over the others ─▶ messages, attempts
 
 Where many messages of a range have ended, they become a closed part of their own, and the rest is
 the open part (`spark.seals`). An event of a message that has not ended then costs a fold of the
@@ -48,10 +48,10 @@ from penstock.spark.tables import (
 
 # How many ranges a task folds together at most.
 _TASK_RANGES: Final = 4
-# What the tables that count need of a regular life that has ended.
+# What the tables that count need of a simple life.
 _COUNTED: Final = [
     "message", "part_number", "queue", "group", "body_bytes", "first_pushed_ms", "pushed",
-    "pushed_ms", "claimed", "claimed_ms", "deleted", "deleted_ms", "regular",
+    "pushed_ms", "claimed", "claimed_ms", "deleted", "deleted_ms", "regular", "simple",
 ]  # fmt: skip
 # Ended messages become a closed part if they are at least one in so many of the range's numbers.
 _CLOSED_SHARE: Final = 4
@@ -163,16 +163,18 @@ def fold_parts(work: FoldWork, threads: int) -> list[FoldedPart]:
 def _read(work: RangeWork, chosen: str | None) -> RangeEvents:
     """The events that the parts of a range are made from."""
     part = work.part
-    events = read_events(work.files, part)
+    wanted = np.ones(part.messages, bool)
     if chosen is not None:
-        of_shard = (pc.field("store") == part.store) & (pc.field("shard") == part.shard)
-        rows = pq.read_table(chosen, columns=["message"], filters=of_shard)
-        return events.only(np.isin(events.numbers("message"), rows["message"].to_numpy()))
+        with DuckConnection() as duck:
+            query = f"SELECT message FROM {read_files(chosen)} WHERE {part.condition()}"
+            numbers = duck.rows(query)["message"].to_numpy()
+        wanted[:] = False
+        wanted[numbers - part.first] = True
+        return read_events(work.files, part, wanted)
     for path in work.closed:
         [closed] = _columns(path, "message")
-        is_closed = np.zeros(part.messages, bool)
-        is_closed[closed - part.first] = True
-        events = events.only(~is_closed[events.places])
+        wanted[closed - part.first] = False
+    events = read_events(work.files, part, wanted)
     for path in work.sealed:
         sealed, last_sequences = _columns(path, "message", "last_sequence")
         last = np.zeros(part.messages, np.int64)
@@ -183,8 +185,9 @@ def _read(work: RangeWork, chosen: str | None) -> RangeEvents:
 
 def _columns(path: str, *names: str) -> list[Array]:
     """Columns of numbers of a file."""
-    # Not the column `part`, which Arrow would take from the name of the directory.
-    rows = pq.read_table(path, columns=list(names), partitioning=None)
+    # Not by `read_table`, whose import takes longer than the reading.
+    with pq.ParquetFile(path) as file:
+        rows = file.read(list(names), use_threads=False)
     return [rows[name].to_numpy() for name in names]
 
 
@@ -225,11 +228,14 @@ def _closing(duck: DuckConnection, work: FoldWork, lives: pa.Table) -> set[int]:
 
 @dataclass(frozen=True)
 class NumberedLives:
-    """The folds of regular lives in the order of their parts' numbers, with hashes of texts."""
+    """The folds of regular lives in the order of their parts' numbers, with hashes of texts.
+
+    A simple one is deleted, or its queue was not emptied since its last event.
+    """
 
     all: pa.Table
-    ended: pa.Table
-    open: pa.Table
+    simple: pa.Table
+    others: pa.Table
 
 
 def _numbered(
@@ -248,10 +254,25 @@ def _numbered(
     duck.view(
         "other_folds",
         f"SELECT *, CAST(2 * (message // {first.messages} - {first.nth}) AS int) "
-        f"+ CAST({closed if closing else 'false'} AS int) AS part_number FROM queried_folds",
+        f"+ CAST({closed if closing else 'false'} AS int) AS part_number, "
+        "regular AND deleted IS NOT NULL AS simple FROM queried_folds",
     )
-    has_ended = lives["deleted"].is_valid()
-    return NumberedLives(lives, lives.filter(has_ended), lives.filter(pc.invert(has_ended)))
+    simple = pc.or_(
+        lives["deleted"].is_valid(),
+        pa.array(lives["last_sequence"].to_numpy() > _last_emptied(duck, lives["queue"])),
+    )
+    lives = lives.append_column("simple", simple)
+    return NumberedLives(lives, lives.filter(simple), lives.filter(pc.invert(simple)))
+
+
+def _last_emptied(duck: DuckConnection, queues: pa.ChunkedArray) -> Array:
+    """When each of these queues was last purged or removed: the sequence of that, or else 0."""
+    found = dict(
+        duck.fetch("SELECT queue_number, list_max(ends).sequence FROM queues WHERE ends <> []")
+    )
+    numbers = queues.combine_chunks().dictionary_encode()
+    last = [found.get(number, 0) for number in numbers.dictionary.to_pylist()]
+    return np.asarray(np.array(last, np.int64)[numbers.indices.to_numpy()])
 
 
 def _hashes(duck: DuckConnection, texts: pa.ChunkedArray) -> pa.Array:
@@ -282,12 +303,12 @@ def _parts_made(duck: DuckConnection, work: FoldWork, closing: set[int]) -> dict
 
 
 def _fold_others(duck: DuckConnection, lives: NumberedLives) -> None:
-    """Makes what becomes of all lives but those that are regular and have ended."""
-    # Of a regular life the row in `folds` says all. Here are few of them, or none.
+    """Makes what becomes of all lives but those that are simple."""
+    # The events of a regular life are known from its row. Here are few of them, or none.
     regular = "SELECT message FROM queried_folds WHERE regular"
     duck.run(f"DELETE FROM events WHERE message IN ({regular})")
-    duck.arrow("open_folds", lives.open)
-    duck.view(FOLDS.name, "FROM other_folds UNION ALL BY NAME FROM open_folds")
+    duck.arrow("regular_folds", lives.others)
+    duck.view(FOLDS.name, "FROM other_folds UNION ALL BY NAME FROM regular_folds")
     for name in ("lives", "claims"):
         duck.table(f"eventful_{name}", _of_kinds(load_query(f"tables/eventful_{name}")))
         duck.view(name, load_query(f"tables/{name}"))
@@ -295,11 +316,11 @@ def _fold_others(duck: DuckConnection, lives: NumberedLives) -> None:
 
 def _count(duck: DuckConnection, lives: NumberedLives) -> None:
     """Makes the tables that count messages, for all parts of the task."""
-    duck.arrow("ended_folds", lives.ended.select(_COUNTED))
-    # Columns that nothing counts are null in the rows of `ended_folds`.
+    duck.arrow("simple_folds", lives.simple.select(_COUNTED))
+    # Columns that nothing counts are null in the rows of `simple_folds`.
     duck.view(
         FOLDS.name,
-        "FROM other_folds UNION ALL BY NAME FROM open_folds UNION ALL BY NAME FROM ended_folds",
+        "FROM other_folds UNION ALL BY NAME FROM regular_folds UNION ALL BY NAME FROM simple_folds",
     )
     duck.table("part_events", _of_kinds(load_query("tables/part_events")))
     for each in SUMMED_TABLES:
@@ -315,8 +336,8 @@ def _write_parts(
     names = dict(duck.fetch("FROM queue_names"))
     regular = {
         FOLDS: fold_rows(lives.all, work.first),
-        MESSAGES: message_rows(lives.ended, work.first, names),
-        ATTEMPTS: attempt_rows(lives.ended, work.first, names),
+        MESSAGES: message_rows(lives.simple, work.first, names),
+        ATTEMPTS: attempt_rows(lives.simple, work.first, names),
     }
     made = {number: FoldedPart(part, {}) for number, part in parts.items()}
     for each in PART_TABLES:

@@ -108,17 +108,17 @@ def _numbers(rows: pa.Table, name: str, null: int) -> Array:
     return found
 
 
-def read_events(files: Sequence[str], part: LakePart) -> RangeEvents:
-    """The events of a range in files of `events`."""
+def read_events(files: Sequence[str], part: LakePart, wanted: Array) -> RangeEvents:
+    """The events in files of `events` of those messages of a range whose places are wanted."""
     # By their names, which begin with the offset: in the order of the journal.
-    found = [piece for path in sorted(files) for piece in _pieces(path, part)]
+    found = [piece for path in sorted(files) for piece in _pieces(path, part, wanted)]
     if not found:
         return RangeEvents(_schema().empty_table(), np.zeros(0, np.int64))
     rows = pa.concat_tables([piece.rows for piece in found]).unify_dictionaries().combine_chunks()
     return RangeEvents(rows, np.concatenate([piece.places for piece in found]))
 
 
-def _pieces(path: str, part: LakePart) -> Iterator[RangeEvents]:
+def _pieces(path: str, part: LakePart, wanted: Array) -> Iterator[RangeEvents]:
     footer = _footer(path)
     names = [footer.schema.column(at).path for at in range(footer.num_columns)]
     known = [name for name in COLUMNS if name in names]
@@ -138,6 +138,7 @@ def _pieces(path: str, part: LakePart) -> Iterator[RangeEvents]:
             keys = file.read_row_group(number, ["message", *mixed], use_threads=False)
             places = _numbers(keys, "message", -1) - part.first
             keep = (places >= 0) & (places < part.messages)
+            keep[keep] = wanted[places[keep]]
             for name, value in mixed.items():
                 keep &= pc.equal(keys[name], value).to_numpy()
             if keep.any():

@@ -1,10 +1,13 @@
-"""Regular lives, found in the events of ranges by numpy; and the rows of those that have ended.
+"""Regular lives, found in the events of a range by numpy; and the rows of those that are simple.
 
 A life is regular if its message was pushed without delay, perhaps claimed once, perhaps deleted by
 that claim, all in one queue and term, and nothing else happened to it. Most lives are. Sorted by
 message, the events of such a life are one, two or three rows that follow each other, so comparing
 each row with the next finds them all, and every column of a row about the message is a column of
 one of these events.
+
+A regular life is simple if its message was deleted, or if its queue was not emptied since its last
+event: then its row says what became of it.
 
 This is a short way beside the queries, which make the same rows of any life:
 
@@ -127,11 +130,13 @@ def fold_rows(lives: pa.Table, part: LakePart) -> pa.Table:
 
 
 def message_rows(lives: pa.Table, part: LakePart, names: Mapping[int, str]) -> pa.Table:
-    """The rows in `messages` of lives that have ended; queues have these names."""
+    """The rows in `messages` of lives that are simple; queues have these names."""
     pushed_ms, claimed_ms, deleted_ms = (
         lives[name] for name in ("first_pushed_ms", "claimed_ms", "deleted_ms")
     )
+    is_claimed, is_deleted = lives["claimed"].is_valid(), lives["deleted"].is_valid()
     queue = _queue_names(lives, names)
+    standing = pc.if_else(is_deleted, None, pc.if_else(is_claimed, 1, 0))
     return _rows(
         MESSAGES,
         lives,
@@ -147,10 +152,10 @@ def message_rows(lives: pa.Table, part: LakePart, names: Mapping[int, str]) -> p
             "visible_at_ms": None,
             "first_pulled_at_ms": claimed_ms,
             "last_pulled_at_ms": claimed_ms,
-            "claims": 1,
+            "claims": is_claimed.cast(pa.int64()),
             **dict.fromkeys(("extends", "releases", "timeouts", "moves", "dead_letters"), 0),
-            "state": "deleted",
-            "standing": None,
+            "state": _words(pc.if_else(is_deleted, 0, 1), "deleted", "live"),
+            "standing": _words(standing, "visible", "in_flight"),
             "ended_at_ms": deleted_ms,
             "wait_ms": pc.subtract(claimed_ms, pc.max_element_wise(pushed_ms, 0)),
             "age_ms": pc.subtract(deleted_ms, pushed_ms),
@@ -160,7 +165,8 @@ def message_rows(lives: pa.Table, part: LakePart, names: Mapping[int, str]) -> p
 
 
 def attempt_rows(lives: pa.Table, part: LakePart, names: Mapping[int, str]) -> pa.Table:
-    """The rows in `attempts` of lives that have ended; queues have these names."""
+    """The rows in `attempts` of lives that are simple; queues have these names."""
+    lives = lives.filter(lives["claimed"].is_valid())
     claimed_ms, deleted_ms = lives["claimed_ms"], lives["deleted_ms"]
     return _rows(
         ATTEMPTS,
@@ -174,11 +180,17 @@ def attempt_rows(lives: pa.Table, part: LakePart, names: Mapping[int, str]) -> p
             "started_at_ms": claimed_ms,
             "started_at": _timestamps(claimed_ms),
             "ended_at_ms": deleted_ms,
-            "ended": "deleted",
+            "ended": _words(pc.if_else(lives["deleted"].is_valid(), 0, 1), "deleted", "open"),
             "extends": 0,
             "hold_ms": pc.subtract(deleted_ms, claimed_ms),
         },
     )
+
+
+def _words(places: pa.ChunkedArray, *words: str) -> pa.Array:
+    """A column of a few words, given the place of each row's word."""
+    indexes = places.cast(pa.int32()).combine_chunks()
+    return pa.DictionaryArray.from_arrays(indexes, pa.array(words))
 
 
 def _queue_names(lives: pa.Table, names: Mapping[int, str]) -> pa.Array:

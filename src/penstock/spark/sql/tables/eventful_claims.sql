@@ -1,5 +1,4 @@
--- A row for each claim of messages whose lives are not regular, or have not ended. Columns as in
--- `claims`.
+-- A row for each claim of messages whose lives are not simple (`lives`). Columns as in `claims`.
 --
 -- The one claim of a regular life is known from its row in `folds`; only those of the others are
 -- folded here. The result is the same if no life is held to be regular.
@@ -21,7 +20,7 @@ WITH irregular AS (
   UNION ALL
   SELECT message, 1, queue, holder, attempt_id, claimed_ms, claimed, NULL, NULL, deadline_ms, 0,
     part_number, until
-  FROM folds WHERE regular AND claimed IS NOT NULL AND deleted IS NULL
+  FROM folds WHERE regular AND claimed IS NOT NULL AND NOT simple
 ), emptied AS (
   SELECT message, epoch, list_filter(ends, lambda one: one.sequence > started)[1] AS emptying
   FROM folded JOIN queues USING (queue_number) WHERE end_kind IS NULL AND ends <> []

@@ -1,7 +1,7 @@
--- A row for each message of the parts that are made whose life is not regular, or has not ended: a
--- fold of its events, then its state. Columns as in `lives`.
+-- A row for each message of the parts that are made whose life is not simple (`lives`): a fold of its
+-- events, then its state. Columns as in `lives`.
 --
--- What a regular life comes to is known from its row in `folds`; only the events of the others are
+-- The events of a regular life are known from its row in `folds`; only those of the others are
 -- folded here. The result is the same if no life is held to be regular.
 --
 -- A message from before the beginning of the journal has events, since its content was carried, but
@@ -38,7 +38,7 @@ WITH irregular AS (
     CASE WHEN claimed IS NOT NULL THEN 'Claimed' ELSE 'Pushed' END,
     0, NULL, NULL, part_number, "group", dedup_id, priority, body_bytes, first_pushed_ms, events,
     last_sequence
-  FROM folds WHERE regular AND deleted IS NULL
+  FROM folds WHERE regular AND NOT simple
 ), dead_letter_queues AS (
   SELECT queue_number FROM queues WHERE queue IN (SELECT dead_letter FROM queues)
 ), emptied AS (
