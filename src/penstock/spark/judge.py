@@ -12,7 +12,8 @@ its own: parts that lie near each other are judged together.
     messages, life_events ─▶ part_balances
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from penstock.spark.duck import DuckConnection, quoted, read_files
 from penstock.spark.lake import AddedFile, Table, TableFile
 from penstock.spark.queries import load_query
 from penstock.spark.schemas import arrow_rows
+from penstock.spark.seals import is_closed
 from penstock.spark.tables import (
     BALANCES,
     FINDINGS,
@@ -149,10 +151,17 @@ def tasks_of(parts: Sequence[PartFiles]) -> list[tuple[PartFiles, ...]]:
 
     A message that has events after it was sealed is in two parts of its range. Of parts with the
     same number of a seal, or none, no two have a message in common.
+
+    Open parts are judged apart from closed ones, unless one task does all: an old message that has
+    not ended may have claims of any time, and is compared with the messages of all parts since.
     """
+    totals = Counter[_Kind]()
+    for part in parts:
+        totals[_kind(part)] += part.rows
     found: list[list[PartFiles]] = []
     last, rows = None, 0
-    for kind, part in sorted(((_kind(each), each) for each in parts), key=_place):
+    for part in sorted(parts, key=lambda part: _place(part, totals)):
+        kind = _place(part, totals)[:2]
         if kind != last or rows + part.rows > TASK_ROWS:
             found.append([])
             last, rows = kind, 0
@@ -161,14 +170,19 @@ def tasks_of(parts: Sequence[PartFiles]) -> list[tuple[PartFiles, ...]]:
     return [tuple(each) for each in found]
 
 
-def _kind(part: PartFiles) -> tuple[str, int, str]:
+_Kind = tuple[str, int, str]
+
+
+def _kind(part: PartFiles) -> _Kind:
     """The store, the shard, and the number of the seal, empty if the part is not sealed."""
     return part.store, part.shard, part.part.partition(".")[2]
 
 
-def _place(found: tuple[tuple[str, int, str], PartFiles]) -> tuple[Any, ...]:
-    kind, part = found
-    return *kind, part.first_sequence, part.part
+def _place(part: PartFiles, rows: Mapping[_Kind, int]) -> tuple[_Kind, bool, int, str]:
+    """The order of parts, given how many rows there are of each kind."""
+    kind = _kind(part)
+    is_apart = rows[kind] > TASK_ROWS and is_closed(part.part)
+    return kind, is_apart, part.first_sequence, part.part
 
 
 def parts_with_groups(
@@ -315,15 +329,7 @@ def _load_others(duck: DuckConnection, work: JudgeWork) -> None:
 
     Of a regular life the row in `folds` is enough, of the others the events are.
     """
-    duck.table(
-        "own_groups",
-        """
-        SELECT coalesce(group_hash, 0) FROM own_folds
-        WHERE queue IN (SELECT * FROM fifo_queues)
-        UNION SELECT coalesce(group_hash, 0) FROM own_events
-        WHERE kind = 'Pushed' AND queue IN (SELECT * FROM fifo_queues)
-        """,
-    )
+    with_groups, waits = _load_groups(duck, work)
     duck.table(
         "own_ids",
         """
@@ -331,47 +337,81 @@ def _load_others(duck: DuckConnection, work: JudgeWork) -> None:
         UNION SELECT dedup_hash FROM own_events WHERE kind = 'Pushed' AND dedup_hash IS NOT NULL
         """,
     )
-    with_groups = work.with_groups if duck.fetch("FROM own_groups LIMIT 1") else ()
     with_ids = work.with_ids if duck.fetch("FROM own_ids LIMIT 1") else ()
     duck.files("group_folds", [each.folds for each in with_groups], FOLDS.types)
     duck.files("id_folds", [each.folds for each in with_ids], FOLDS.types)
-    _view_events(duck, "group_events", with_groups)
-    _view_events(duck, "id_events", with_ids)
-    # Row groups without such rows are skipped by their statistics.
-    waits = f"until >= {min(each.first_sequence for each in work.own)}"
-    of_group = (
-        "queue IN (SELECT * FROM fifo_queues) "
-        "AND coalesce(group_hash, 0) IN (SELECT * FROM own_groups)"
-    )
     of_id = "dedup_hash IN (SELECT * FROM own_ids)"
     pushed_ms = [each.first_pushed_ms for each in work.own if each.first_pushed_ms is not None]
     lowest_ms = min(pushed_ms, default=0) - DEDUP_WINDOW_MS
     duck.table(
         "other_folds",
         f"""
-        SELECT {_OTHER_COLUMNS} FROM group_folds
-        WHERE {waits} AND regular AND {of_group}
+        SELECT {_OTHER_COLUMNS} FROM group_folds JOIN own_groups
+          ON coalesce(group_hash, 0) = of_group AND until >= first_claim AND pushed < last_entered
+        WHERE {waits} AND regular AND queue IN (SELECT * FROM fifo_queues)
         UNION SELECT {_OTHER_COLUMNS} FROM id_folds
         WHERE pushed_ms > {lowest_ms} AND regular AND {of_id}
         """,
     )
     waits = f"(until IS NULL OR {waits})"
+    _view_events(duck, "group_events", with_groups)
+    names = {each.part for each in with_groups}
+    _view_events(duck, "both_events", [each for each in with_ids if each.part in names])
+    _view_events(duck, "id_events", [each for each in with_ids if each.part not in names])
     duck.table(
         "others",
         f"""
-        SELECT message FROM group_events WHERE {waits} AND kind = 'Pushed' AND {of_group}
+        SELECT message FROM group_events JOIN own_groups ON coalesce(group_hash, 0) = of_group
+          AND (until IS NULL OR until >= first_claim) AND sequence < last_entered
+        WHERE {waits} AND kind = 'Pushed' AND queue IN (SELECT * FROM fifo_queues)
+        UNION SELECT message FROM both_events WHERE kind = 'Pushed' AND {of_id}
         UNION SELECT message FROM id_events WHERE kind = 'Pushed' AND {of_id}
         """,
     )
-    # Each event once: all parts in the second list with events that wait are in the first too.
-    rest = f"NOT {waits}" if with_groups else "true"
     duck.table(
         "other_events",
         f"""
         SELECT * FROM group_events WHERE {waits} AND message IN (SELECT * FROM others)
-        UNION ALL SELECT * FROM id_events WHERE {rest} AND message IN (SELECT * FROM others)
+        UNION ALL SELECT * FROM both_events WHERE NOT {waits} AND message IN (SELECT * FROM others)
+        UNION ALL SELECT * FROM id_events WHERE message IN (SELECT * FROM others)
         """,
     )
+
+
+def _load_groups(duck: DuckConnection, work: JudgeWork) -> tuple[tuple[PartFiles, ...], str]:
+    """Makes `own_groups`: of each group in a FIFO queue, the claims of these parts.
+
+    A claim may have to wait for messages that entered the queue before its own message and left it
+    after the claim. Returns the other parts that may have such messages, and a condition on rows
+    of these: row groups without such rows are skipped by their statistics.
+    """
+    duck.table(
+        "own_groups",
+        """
+        WITH claimed AS (
+          SELECT coalesce(group_hash, 0) AS of_group, claimed AS first_claim, pushed AS last_entered
+          FROM own_folds WHERE queue IN (SELECT * FROM fifo_queues) AND claimed IS NOT NULL
+          UNION ALL
+          SELECT max(coalesce(group_hash, 0)) FILTER (WHERE kind = 'Pushed'),
+            min(sequence) FILTER (WHERE kind = 'Claimed'),
+            max(sequence) FILTER (WHERE kind IN ('Pushed', 'Moved'))
+          FROM own_events WHERE queue IN (SELECT * FROM fifo_queues) GROUP BY message
+        )
+        SELECT of_group, min(first_claim) AS first_claim, max(last_entered) AS last_entered
+        FROM claimed WHERE of_group IS NOT NULL AND first_claim IS NOT NULL GROUP BY of_group
+        """,
+    )
+    [(first_claim, last_entered)] = duck.fetch(
+        "SELECT min(first_claim), max(last_entered) FROM own_groups"
+    )
+    if first_claim is None:
+        return (), "false"
+    near = [
+        each
+        for each in work.with_groups
+        if each.until >= first_claim and each.first_sequence < last_entered
+    ]
+    return tuple(near), f"until >= {first_claim}"
 
 
 def _view_events(duck: DuckConnection, name: str, parts: Sequence[PartFiles]) -> None:
