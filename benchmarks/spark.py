@@ -322,11 +322,13 @@ def copy_tables(path: str) -> float:
 
     Each table in parts is written from its own files, so the rows are read as well.
     """
+    import pyarrow.parquet as pq
+
     from penstock.spark.derive import table_of
-    from penstock.spark.duck import GROUP_ROWS, SMALL_GROUP_ROWS, DuckConnection, read_files
-    from penstock.spark.fold import EVENT_COLUMNS, load_kinds
+    from penstock.spark.duck import GROUP_ROWS, SMALL_GROUP_ROWS
     from penstock.spark.ingest import events_table
-    from penstock.spark.lake import Lake
+    from penstock.spark.lake import Lake, write_parquet
+    from penstock.spark.part_events import COLUMNS, REPEATED
     from penstock.spark.tables import PART_TABLES
 
     lake = Lake.open(path)
@@ -338,16 +340,15 @@ def copy_tables(path: str) -> float:
     ]
 
     def body(number: int) -> None:
-        with DuckConnection() as duck:
-            load_kinds(duck)
-            for file in events[number::CORES]:
-                columns = f"SELECT {EVENT_COLUMNS} FROM {read_files(file)}"
-                duck.fetch(f"SELECT count(COLUMNS(*)) FROM ({columns})")
-            for file, group_rows in parts[number::CORES]:
-                duck.write(
-                    f"SELECT * FROM {read_files(file)}", f"{path}/copied-{number}", group_rows
-                )
-        Path(path, f"copied-{number}").unlink()
+        copy = Path(path, f"copied-{number}")
+        for file in events[number::CORES]:
+            with pq.ParquetFile(file, read_dictionary=list(REPEATED)) as opened:
+                opened.read(list(COLUMNS), use_threads=False)
+        for file, group_rows in parts[number::CORES]:
+            texts = [each.name for each in pq.read_schema(file) if str(each.type) == "string"]
+            with pq.ParquetFile(file, read_dictionary=texts) as opened:
+                write_parquet(opened.read(use_threads=False), copy, group_rows)
+        copy.unlink()
 
     return timed_in_threads(CORES, body)
 

@@ -8,9 +8,11 @@ import subprocess
 import sys
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import LongType, StringType, StructType
 
+import penstock
 from penstock.core import events as facts
 from penstock.errors import InvalidField, StoreUnusable
 from penstock.spark import spans
@@ -71,6 +73,32 @@ def test_what_does_not_fit_a_row_group_goes_into_the_next(store, tmp_path, monke
     (row,) = files_of(store, tmp_path / "into")
     assert pq.read_metadata(row["file"]).num_row_groups == 25
     assert events_in([row])["entry"].to_pylist() == list(range(1, 1001))
+
+
+def test_events_of_near_messages_are_in_near_rows(tmp_path, monkeypatch):
+    """An old message that gets an event does not make every row group one that may have it."""
+    monkeypatch.setattr(spans, "GROUP_ROWS", 20)
+    monkeypatch.setattr(spans, "NEAR_MESSAGES", 10)
+    path = tmp_path / "store"
+    with penstock.connect(f"file:{path}?embedded=1") as queues:
+        queues.create("old")
+        queues.create("new")
+        queues.push("old", b"x")
+        for number in range(100):
+            queues.push("new", b"x")
+            if number % 10 == 0:
+                queues.release(queues.pull("old"))
+    (row,) = files_of(path, tmp_path / "into")
+    footer = pq.read_metadata(row["file"])
+    at = footer.schema.to_arrow_schema().get_field_index("message")
+    stats = [footer.row_group(n).column(at).statistics for n in range(footer.num_row_groups)]
+    assert len(stats) == 7
+    assert sum(each.min == 1 for each in stats) == 2
+    assert all(each.max - each.min < 30 for each in stats)
+    found = events_in([row])
+    old = found.filter(pc.equal(found["message"], 1))["sequence"].to_pylist()
+    assert len(old) == 21
+    assert old == sorted(old)
 
 
 def test_a_task_that_is_repeated_writes_another_file(store, tmp_path):

@@ -298,7 +298,7 @@ class Table:
     def write(self, part: str, rows: pa.Table, group_rows: int) -> "AddedFile":
         """Writes rows of a part into a new file; readers see it once it is committed."""
         path = self.new_file(part)
-        _write_parquet(rows, path, group_rows)
+        write_parquet(rows, path, group_rows)
         return AddedFile.written(self.path, path, rows)
 
     def files(self, seen: DeltaTable | None = None) -> list["TableFile"]:
@@ -414,7 +414,7 @@ class Table:
         return delta
 
 
-def _write_parquet(rows: pa.Table, path: Path, group_rows: int) -> None:
+def write_parquet(rows: pa.Table, path: Path, group_rows: int) -> None:
     """Writes rows in the encodings that suit their columns: differences, lengths, dictionaries."""
     encodings = {}
     for field in rows.schema:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import StoreUnusable
-from penstock.spark.blocks import COLUMNS, Block, Wanted, blocks
+from penstock.spark.blocks import CODED_COLUMNS, COLUMNS, Block, Wanted, blocks
 from penstock.spark.ordering import stable_order
 from penstock.spark.stream import Point, Stream
 
@@ -28,7 +28,7 @@ HELD_BYTES: Final = 128 << 20
 # How many rows a row group of a file has.
 GROUP_ROWS: Final = 1 << 15
 # Events of messages whose numbers differ by less than this may be in any row of those.
-_NEAR_MESSAGES: Final = 1 << 13
+NEAR_MESSAGES: Final = 1 << 13
 # Columns whose values rise from row to row, nearly everywhere: differences are small.
 _RISING: Final = ("entry", "sequence", "offset", "message")
 # Columns whose values seldom repeat: the writer would build a dictionary and then discard it.
@@ -124,7 +124,8 @@ def _write_file(path: Path, span: Span) -> int:
         held: list[pa.RecordBatch] = []
         writer: pq.ParquetWriter | None = None
         for block in _wanted_of(span):
-            held.append(pa.RecordBatch.from_arrays(block.arrow(names), names))
+            columns = [{**COLUMNS, **CODED_COLUMNS}[name](block) for name in names]
+            held.append(pa.RecordBatch.from_arrays(columns, names))
             rows += held[-1].num_rows
             if writer is None:
                 # Closed also if it is full: a writer that fails keeps its file open.
@@ -146,7 +147,7 @@ def _near_each_other(held: list[pa.RecordBatch]) -> pa.Table:
     """
     rows = pa.Table.from_batches(held).combine_chunks()
     numbers = rows["message"].combine_chunks().fill_null(0).to_numpy()
-    return rows.take(pa.array(stable_order(numbers // _NEAR_MESSAGES)))
+    return rows.take(pa.array(stable_order(numbers // NEAR_MESSAGES)))
 
 
 def _writer(file: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
@@ -156,5 +157,7 @@ def _writer(file: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
         schema,
         use_dictionary=[name for name in names if name not in (*_ALL_DIFFERENT, *_RISING)],
         column_encoding=dict.fromkeys(_RISING, "DELTA_BINARY_PACKED"),
+        # Arrow would note which columns were dictionaries in memory, and read them as such.
+        store_schema=False,
         write_statistics=[name for name in names if name not in _UNRANGED],
     )
