@@ -122,22 +122,25 @@ def test_messages_with_plain_lives_pass_every_check(monkeypatch, seed):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_both_ways_to_find_the_period_of_an_event_find_the_same(monkeypatch, seed):
-    events = some_journal(seed)
-    monkeypatch.setattr(judge, "PERIODS_MAX", 0)
-    sorted_, *counts = found_in(events)
-    monkeypatch.setattr(judge, "PERIODS_MAX", 1 << 30)
-    made = []
-    make = DuckConnection.view
+def test_the_period_of_an_event_is_the_same_in_any_number_of_spans(monkeypatch, seed):
+    """In one span every event is compared with all periods of its queue."""
+    events = some_journal(seed, changes=True)
+    found = []
+    rows = []
+    make = judge._span_periods
 
-    def view(self, *given):
-        made.append(given)
-        make(self, *given)
+    def counted(duck):
+        make(duck)
+        rows.append(duck.fetch("SELECT count(DISTINCT span), count(*) FROM spanned_periods")[0])
 
-    monkeypatch.setattr(DuckConnection, "view", view)
-    assert found_in(events) == (sorted_, *counts)
-    assert not any("ASOF" in query for _, query in made if "JOIN periods" in query)
-    assert any("JOIN periods" in query for _, query in made)
+    monkeypatch.setattr(judge, "_span_periods", counted)
+    for most in (1, 3, judge.SPANS_MAX):
+        monkeypatch.setattr(judge, "SPANS_MAX", most)
+        found.append(found_in(events))
+    assert found[0] == found[1] == found[2]
+    assert [spans for spans, _ in rows[:2]] == [1, 3]
+    assert rows[2][0] >= 3
+    assert rows[0][1] < rows[1][1] <= rows[2][1]
 
 
 def documented_columns(name):

@@ -87,7 +87,8 @@ def test_events_of_near_messages_are_in_near_rows(tmp_path, monkeypatch):
         for number in range(100):
             queues.push("new", b"x")
             if number % 10 == 0:
-                queues.release(queues.pull("old"))
+                [claim] = queues.pull_many("old", 1)
+                queues.release(claim)
     (row,) = files_of(path, tmp_path / "into")
     footer = pq.read_metadata(row["file"])
     at = footer.schema.to_arrow_schema().get_field_index("message")

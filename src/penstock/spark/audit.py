@@ -34,6 +34,7 @@ from penstock.spark.judge import (
     parts_with_groups,
     parts_with_ids,
     tasks_of,
+    write_waiting,
 )
 from penstock.spark.lake import AddedFile, Lake, LakeBusy, locked, our_errors, scratch
 from penstock.spark.part_events import LakePart
@@ -254,6 +255,9 @@ class _Audit:
             self._duck.write(f"SELECT * FROM {name}", str(self._scratch / f"{name}.parquet"))
         sealed = sealed_files(table_of(self._lake, FOLDS).files(self._folds))
         fifo = set(self._duck.fetch("SELECT DISTINCT store, shard FROM periods WHERE fifo"))
+        for shard in fifo & {(each.store, each.shard) for each in changed}:
+            parts = [each for each in self.parts if (each.store, each.shard) == shard]
+            write_waiting(self._duck, str(self._scratch), parts)
         work = [
             JudgeWork(
                 own,

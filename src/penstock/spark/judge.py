@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.service import DEDUP_WINDOW_MS
-from penstock.spark.duck import DuckConnection, quoted, read_files
+from penstock.spark.duck import SMALL_GROUP_ROWS, DuckConnection, quoted, read_files
 from penstock.spark.lake import AddedFile, Table, TableFile
 from penstock.spark.queries import load_query
 from penstock.spark.schemas import arrow_rows
-from penstock.spark.seals import is_closed
+from penstock.spark.seals import is_closed, is_sealed
 from penstock.spark.tables import (
     BALANCES,
     FINDINGS,
@@ -47,9 +47,8 @@ _OWN_COLUMNS: Final = f"{_OTHER_COLUMNS}, term, events, expires_at_ms, deadline_
 # How many rows the parts of one task have at most, unless it is one part: they fit in the memory of
 # a task, and a lake of a million events still has work for several cores.
 TASK_ROWS: Final = 1 << 19
-# Up to so many periods of each queue, each row is compared with all of its queue's. With more, rows
-# and periods are sorted, by an ASOF join.
-PERIODS_MAX: Final = 8
+# How many spans a journal is cut into at most, to look up the period of an event.
+SPANS_MAX: Final = 4_096
 _FINDINGS: Final = ("message_findings", "dedup_findings", "order_findings")
 
 # Check, message, queue, sequence, at_ms, detail.
@@ -75,6 +74,11 @@ class PartFiles:
     pushed_ms: int | None
     has_dedup_ids: bool
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has the messages of its range that are in no closed or sealed part."""
+        return not is_closed(self.part) and not is_sealed(self.part)
+
 
 @dataclass(frozen=True)
 class JudgeWork:
@@ -82,15 +86,16 @@ class JudgeWork:
 
     The parts are of one shard, and no message is in two of them; `contexts` has one for each.
     `with_groups` are parts with messages for which those of these parts may have to wait,
-    `with_ids` parts with dedup ids that these parts may use again. `sealed` are the files of
-    `folds` of the sealed parts of the same ranges: their messages ended.
+    `with_ids` parts with dedup ids that these parts may use again. `known` is the directory of what
+    is known of all queues, and of messages in the open parts of each shard. `sealed` are the files
+    of `folds` of the sealed parts of the same ranges: their messages ended.
     """
 
     own: tuple[PartFiles, ...]
     contexts: tuple[str, ...]
     with_groups: tuple[PartFiles, ...]
     with_ids: tuple[PartFiles, ...]
-    periods: str
+    known: str
     lake: str
     sealed: tuple[str, ...] = ()
 
@@ -188,11 +193,14 @@ def _place(part: PartFiles, rows: Mapping[_Kind, int]) -> tuple[_Kind, bool, int
 def parts_with_groups(
     own: Sequence[PartFiles], parts: Sequence[PartFiles], fifo_shards: set[tuple[str, int]]
 ) -> tuple[PartFiles, ...]:
-    """Other parts with messages that may precede messages of these in a group."""
+    """Other parts with messages that may precede messages of these in a group.
+
+    Open parts are not among them: what is needed of those is in the files of `write_waiting`.
+    """
     if (own[0].store, own[0].shard) not in fifo_shards:
         return ()
     first = min(each.first_sequence for each in own)
-    return tuple(each for each in _earlier(own, parts) if each.until >= first)
+    return tuple(each for each in _earlier(own, parts) if each.until >= first and not each.is_open)
 
 
 def parts_with_ids(own: Sequence[PartFiles], parts: Sequence[PartFiles]) -> tuple[PartFiles, ...]:
@@ -262,17 +270,10 @@ def judge(duck: DuckConnection, parts: Sequence[str]) -> list[PartVerdict]:
 
     `part_number` in them is a place among `parts`, or null: such rows are of other parts.
     """
-    [(has_many,)] = duck.fetch(
-        f"SELECT count(*) > 0 FROM (SELECT queue FROM periods GROUP BY queue "
-        f"HAVING count(*) > {PERIODS_MAX})"
-    )
+    _span_periods(duck)
     for name in STEPS:
-        query = load_query(f"audit/{name}")
-        if not has_many:
-            # The steps also compare with where a period ends, so both joins find the same one.
-            query = query.replace("ASOF LEFT JOIN periods", "LEFT JOIN periods")
         make = duck.table if name in _KEPT else duck.view
-        make(name, query)
+        make(name, load_query(f"audit/{name}"))
     verdicts = [PartVerdict(part, [], []) for part in parts]
     for name in _FINDINGS:
         for number, *row in duck.fetch(
@@ -288,12 +289,33 @@ def judge(duck: DuckConnection, parts: Sequence[str]) -> list[PartVerdict]:
     return verdicts
 
 
+def _span_periods(duck: DuckConnection) -> None:
+    """Makes `spanned_periods`: each period once for each span of the journal that it is in.
+
+    An event is compared with those periods of its queue that are in its own span, `span_of` its
+    sequence: with one or two, if there are as many spans as a queue has periods at most.
+    """
+    [(most, last)] = duck.fetch("""
+        SELECT coalesce(max(periods), 1), coalesce(max(last), 0) FROM (
+          SELECT count(*) AS periods, max(from_sequence) AS last FROM periods GROUP BY queue)""")
+    spans = min(most, SPANS_MAX)
+    duck.run(
+        "CREATE OR REPLACE TEMP MACRO span_of(place) AS "
+        f"least(place // {last // spans + 1}, {spans - 1})"
+    )
+    duck.table(
+        "spanned_periods",
+        "SELECT *, unnest(range(span_of(from_sequence), span_of(to_sequence - 1) + 1)) AS span "
+        "FROM periods",
+    )
+
+
 def _load(duck: DuckConnection, work: JudgeWork) -> None:
     """Makes the tables that the steps read, of the parts and of what they need of others."""
     first = work.own[0]
     of_shard = f"store = {quoted(first.store)} AND shard = {first.shard}"
     for name in ("periods", "emptyings"):
-        path = f"{work.periods}/{name}.parquet"
+        path = f"{work.known}/{name}.parquet"
         duck.table(name, f"SELECT * FROM {read_files(path)} WHERE {of_shard}")
     of_parts = [
         f"SELECT {_OWN_COLUMNS}, {number} AS part_number FROM {read_files(part.folds)} "
@@ -329,18 +351,20 @@ def _load_others(duck: DuckConnection, work: JudgeWork) -> None:
 
     Of a regular life the row in `folds` is enough, of the others the events are.
     """
-    with_groups, waits = _load_groups(duck, work)
     duck.table(
         "own_ids",
         """
-        SELECT dedup_hash FROM own_folds WHERE dedup_hash IS NOT NULL
-        UNION SELECT dedup_hash FROM own_events WHERE kind = 'Pushed' AND dedup_hash IS NOT NULL
+        SELECT dedup_hash, max(pushed) AS last_push FROM (
+          SELECT dedup_hash, pushed FROM own_folds
+          UNION ALL SELECT dedup_hash, sequence FROM own_events WHERE kind = 'Pushed')
+        WHERE dedup_hash IS NOT NULL GROUP BY dedup_hash
         """,
     )
-    with_ids = work.with_ids if duck.fetch("FROM own_ids LIMIT 1") else ()
-    duck.files("group_folds", [each.folds for each in with_groups], FOLDS.types)
+    [(last_push,)] = duck.fetch("SELECT coalesce(max(last_push), 0) FROM own_ids")
+    with_ids = [each for each in work.with_ids if each.first_sequence < last_push]
+    both, waits, entered = _load_groups(duck, work, with_ids)
     duck.files("id_folds", [each.folds for each in with_ids], FOLDS.types)
-    of_id = "dedup_hash IN (SELECT * FROM own_ids)"
+    of_id = "dedup_hash IN (SELECT dedup_hash FROM own_ids)"
     pushed_ms = [each.first_pushed_ms for each in work.own if each.first_pushed_ms is not None]
     lowest_ms = min(pushed_ms, default=0) - DEDUP_WINDOW_MS
     duck.table(
@@ -348,24 +372,26 @@ def _load_others(duck: DuckConnection, work: JudgeWork) -> None:
         f"""
         SELECT {_OTHER_COLUMNS} FROM group_folds JOIN own_groups
           ON coalesce(group_hash, 0) = of_group AND until >= first_claim AND pushed < last_entered
-        WHERE {waits} AND regular AND queue IN (SELECT * FROM fifo_queues)
+        WHERE {waits} AND pushed < {entered} AND regular
+          AND queue IN (SELECT * FROM fifo_queues)
         UNION SELECT {_OTHER_COLUMNS} FROM id_folds
-        WHERE pushed_ms > {lowest_ms} AND regular AND {of_id}
+        WHERE pushed_ms > {lowest_ms} AND pushed < {last_push} AND regular AND {of_id}
         """,
     )
     waits = f"(until IS NULL OR {waits})"
-    _view_events(duck, "group_events", with_groups)
-    names = {each.part for each in with_groups}
-    _view_events(duck, "both_events", [each for each in with_ids if each.part in names])
-    _view_events(duck, "id_events", [each for each in with_ids if each.part not in names])
+    _view_events(duck, "both_events", [each for each in with_ids if each.part in both])
+    _view_events(duck, "id_events", [each for each in with_ids if each.part not in both])
     duck.table(
         "others",
         f"""
         SELECT message FROM group_events JOIN own_groups ON coalesce(group_hash, 0) = of_group
           AND (until IS NULL OR until >= first_claim) AND sequence < last_entered
-        WHERE {waits} AND kind = 'Pushed' AND queue IN (SELECT * FROM fifo_queues)
-        UNION SELECT message FROM both_events WHERE kind = 'Pushed' AND {of_id}
-        UNION SELECT message FROM id_events WHERE kind = 'Pushed' AND {of_id}
+        WHERE {waits} AND sequence < {entered} AND kind = 'Pushed'
+          AND queue IN (SELECT * FROM fifo_queues)
+        UNION SELECT message FROM both_events
+        WHERE sequence < {last_push} AND kind = 'Pushed' AND {of_id}
+        UNION SELECT message FROM id_events
+        WHERE sequence < {last_push} AND kind = 'Pushed' AND {of_id}
         """,
     )
     duck.table(
@@ -378,12 +404,15 @@ def _load_others(duck: DuckConnection, work: JudgeWork) -> None:
     )
 
 
-def _load_groups(duck: DuckConnection, work: JudgeWork) -> tuple[tuple[PartFiles, ...], str]:
+def _load_groups(
+    duck: DuckConnection, work: JudgeWork, with_ids: Sequence[PartFiles]
+) -> tuple[set[str], str, int]:
     """Makes `own_groups`: of each group in a FIFO queue, the claims of these parts.
 
     A claim may have to wait for messages that entered the queue before its own message and left it
-    after the claim. Returns the other parts that may have such messages, and a condition on rows
-    of these: row groups without such rows are skipped by their statistics.
+    after the claim. `group_folds` and `group_events` are made of other parts that may have such
+    messages. Returns the parts whose files these read, a condition on their rows, and where the
+    last message of a group entered: by both of these row groups are skipped.
     """
     duck.table(
         "own_groups",
@@ -405,13 +434,67 @@ def _load_groups(duck: DuckConnection, work: JudgeWork) -> tuple[tuple[PartFiles
         "SELECT min(first_claim), max(last_entered) FROM own_groups"
     )
     if first_claim is None:
-        return (), "false"
+        duck.files("group_folds", [], FOLDS.types)
+        duck.files("group_events", [], IRREGULAR_EVENTS.types)
+        return set(), "false", 0
+    # Open parts with dedup ids are read anyway, and then not once more from the waiting messages.
     near = [
         each
-        for each in work.with_groups
+        for each in (*work.with_groups, *(each for each in with_ids if each.is_open))
         if each.until >= first_claim and each.first_sequence < last_entered
     ]
-    return tuple(near), f"until >= {first_claim}"
+    duck.files("near_folds", [each.folds for each in near], FOLDS.types)
+    _view_events(duck, "near_events", near)
+    seen = ", ".join(quoted(each.part) for each in (*work.own, *near))
+    for name in ("folds", "events"):
+        waiting = read_files(_waiting_path(work.known, work.own[0], name))
+        duck.view(
+            f"group_{name}",
+            f"SELECT * FROM near_{name} UNION ALL BY NAME "
+            f"SELECT * EXCLUDE (part) FROM {waiting} WHERE part NOT IN ({seen})",
+        )
+    return {each.part for each in near}, f"until >= {first_claim}", last_entered
+
+
+def write_waiting(duck: DuckConnection, known: str, parts: Sequence[PartFiles]) -> None:
+    """Writes what the checks of groups need of a shard's open parts, for all tasks to read.
+
+    Their messages in FIFO queues have not ended, or not long ago, so claims of any later time may
+    have to wait for them. Every range has an open part, and a task would open the files of all.
+    """
+    first = parts[0]
+    fifo = (
+        f"queue IN (SELECT queue FROM periods WHERE fifo AND store = {quoted(first.store)} "
+        f"AND shard = {first.shard})"
+    )
+    duck.files("no_folds", [], FOLDS.types)
+    duck.files("no_events", [], IRREGULAR_EVENTS.types)
+    folds, events = ["SELECT *, '' AS part FROM no_folds"], ["SELECT *, '' AS part FROM no_events"]
+    for each in parts:
+        if each.is_open:
+            named = f"SELECT *, {quoted(each.part)} AS part FROM"
+            folds.append(f"{named} {read_files(each.folds)}")
+            if each.irregular is not None:
+                events.append(f"{named} {read_files(each.irregular)}")
+    duck.view("open_folds", " UNION ALL BY NAME ".join(folds))
+    duck.view("open_events", " UNION ALL BY NAME ".join(events))
+    # Tasks need those that were pushed before a certain point.
+    duck.write(
+        f"SELECT {_OTHER_COLUMNS}, until, part FROM open_folds WHERE regular AND {fifo} "
+        "ORDER BY pushed",
+        _waiting_path(known, first, "folds"),
+        SMALL_GROUP_ROWS,
+    )
+    pushed = f"SELECT message FROM open_events WHERE kind = 'Pushed' AND {fifo}"
+    duck.write(
+        f"SELECT * FROM open_events WHERE message IN ({pushed}) ORDER BY message, sequence",
+        _waiting_path(known, first, "events"),
+        SMALL_GROUP_ROWS,
+    )
+
+
+def _waiting_path(known: str, part: PartFiles, name: str) -> str:
+    return f"{known}/waiting-{name}-{part.store}-{part.shard}.parquet"
 
 
 def _view_events(duck: DuckConnection, name: str, parts: Sequence[PartFiles]) -> None:

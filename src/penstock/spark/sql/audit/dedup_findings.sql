@@ -12,10 +12,10 @@
 WITH pushes AS (
   SELECT message, part_number, life_events.queue AS queue, sequence, at_ms, dedup_hash, group_hash,
     fifo, dedup_per_group, emptied_before
-  FROM life_events ASOF LEFT JOIN periods
-    ON periods.queue = life_events.queue AND sequence >= from_sequence
+  FROM life_events LEFT JOIN spanned_periods AS periods
+    ON periods.queue = life_events.queue AND span = span_of(sequence)
+      AND sequence >= from_sequence AND sequence < to_sequence
   WHERE kind = 'Pushed' AND dedup_hash IS NOT NULL
-    AND coalesce(sequence < to_sequence, true)
   UNION ALL
   SELECT message, part_number, queue, pushed, pushed_ms, dedup_hash, group_hash, fifo,
     dedup_per_group, emptied_before

@@ -39,9 +39,9 @@ WITH judged AS (
       AND settings_known AND (max_receives IS NULL OR receives < max_receives
         OR (strict AND receives > max_receives)) THEN 'dead letter after N'
     END AS "check"
-  FROM states ASOF LEFT JOIN periods
-    ON periods.queue = states.queue AND sequence >= from_sequence
-  WHERE coalesce(sequence < to_sequence, true)
+  FROM states LEFT JOIN spanned_periods AS periods
+    ON periods.queue = states.queue AND span = span_of(sequence)
+      AND sequence >= from_sequence AND sequence < to_sequence
 )
 SELECT "check", part_number, message, queue, sequence, at_ms,
   concat(kind, coalesce(' by claim ' || CAST(epoch AS varchar), ''), ' of a message that ',

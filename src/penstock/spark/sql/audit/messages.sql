@@ -16,6 +16,8 @@ SELECT message, part_number, folds.queue AS queue, term, events, pushed, claimed
   coalesce(emptied_before, 0) AS emptied_before, fifo, dedup_per_group,
   coalesce(pushed > coalesce(last_emptied, 0) AND coalesce(max_receives, 1) > 0
     AND message NOT IN (SELECT message FROM ended_before), false) AS plain
-FROM folds ASOF LEFT JOIN periods
-  ON periods.queue = folds.queue AND coalesce(deleted, claimed, pushed) >= from_sequence
-WHERE regular AND coalesce(coalesce(deleted, claimed, pushed) < to_sequence, true)
+FROM folds LEFT JOIN spanned_periods AS periods
+  ON periods.queue = folds.queue AND span = span_of(coalesce(deleted, claimed, pushed))
+    AND coalesce(deleted, claimed, pushed) >= from_sequence
+    AND coalesce(deleted, claimed, pushed) < to_sequence
+WHERE regular

@@ -29,8 +29,9 @@ WITH moves AS (
   SELECT part_number, moves.queue AS queue, coalesce(emptied_before, 0) AS emptied_before, term,
     events, held, held_before, entry AS first_entry, entry AS last_entry,
     CAST(events = 1 AND sequence % {ENTRY_SPAN} = 0 AS int) AS entries
-  FROM moves ASOF LEFT JOIN periods ON periods.queue = moves.queue AND sequence >= from_sequence
-  WHERE coalesce(sequence < to_sequence, true)
+  FROM moves LEFT JOIN spanned_periods AS periods
+    ON periods.queue = moves.queue AND span = span_of(sequence)
+      AND sequence >= from_sequence AND sequence < to_sequence
   UNION ALL
   SELECT part_number, queue, emptied_before, term, events, CAST(deleted IS NULL AS int), 0,
     pushed >> {INDEX_BITS}, coalesce(deleted, claimed, pushed) >> {INDEX_BITS},
