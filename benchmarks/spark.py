@@ -57,6 +57,8 @@ ROWS = 500_000
 BATCH = 10
 COMMAND_EVENTS = 196_000
 BODY_BYTES = 256
+# Columns of tables in parts that are dictionaries in their files.
+REPEATED_TEXTS = ("store", "queue", "held_in", "group", "state", "standing", "holder", "ended")
 NARROW = "sequence bigint, kind string, at_ms bigint, queue bigint, message bigint, epoch bigint"
 CORES = len(os.sched_getaffinity(0))
 
@@ -345,7 +347,8 @@ def copy_tables(path: str) -> float:
             with pq.ParquetFile(file, read_dictionary=list(REPEATED)) as opened:
                 opened.read(list(COLUMNS), use_threads=False)
         for file, group_rows in parts[number::CORES]:
-            texts = [each.name for each in pq.read_schema(file) if str(each.type) == "string"]
+            names = pq.read_schema(file).names
+            texts = [name for name in REPEATED_TEXTS if name in names]
             with pq.ParquetFile(file, read_dictionary=texts) as opened:
                 write_parquet(opened.read(use_threads=False), copy, group_rows)
         copy.unlink()

@@ -14,7 +14,7 @@ ARROW = arrow_schema(SCHEMA)
 PART = LakePart("a" * 32, 0, 1, 10)
 
 
-def write_events(path, *rows, group_rows=100, without=()):
+def write_events(path, *rows, group_rows=100, without=(), **options):
     """A file of events, each given as (message, sequence), perhaps with a store and a shard."""
     usual = (None, None, "a" * 32, 0)
     names = ("message", "sequence", "store", "shard")
@@ -24,7 +24,7 @@ def write_events(path, *rows, group_rows=100, without=()):
         for each in ARROW
         if each.name not in without
     }
-    pq.write_table(pa.table(columns), path, row_group_size=group_rows)
+    pq.write_table(pa.table(columns), path, row_group_size=group_rows, **options)
     return str(path)
 
 
@@ -59,6 +59,15 @@ def test_a_file_of_an_older_release_may_lack_columns(tmp_path):
     old = write_events(tmp_path / "1", (12, 30), without=("holder", "rank", "body"))
     new = write_events(tmp_path / "2", (12, 31))
     assert read(old, new) == [(12, 30), (12, 31)]
+
+
+def test_a_file_may_store_texts_in_an_encoding_that_has_no_dictionary(tmp_path):
+    given = {"use_dictionary": False, "column_encoding": {"kind": "DELTA_BYTE_ARRAY"}}
+    files = [
+        write_events(tmp_path / "1", (12, 30), **given),
+        write_events(tmp_path / "2", (12, 31)),
+    ]
+    assert read(*files) == [(12, 30), (12, 31)]
 
 
 def test_row_groups_without_a_wanted_message_are_not_read(tmp_path, monkeypatch):

@@ -32,6 +32,8 @@ COLUMNS: Final = (
 )  # fmt: skip
 # Texts that repeat are read as numbers of a dictionary, as the files have them.
 REPEATED: Final = ("kind", "group", "holder")
+# Arrow can do this for these encodings. Other writers, as when files are joined, may use others.
+_CODED: Final = frozenset(("PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"))
 
 
 @dataclass(frozen=True, order=True)
@@ -122,7 +124,7 @@ def _pieces(path: str, part: LakePart, wanted: Array) -> Iterator[RangeEvents]:
     footer = _footer(path)
     names = [footer.schema.column(at).path for at in range(footer.num_columns)]
     known = [name for name in COLUMNS if name in names]
-    texts = [name for name in REPEATED if name in names]
+    texts = [name for name in REPEATED if name in names and _has_codes(footer, names.index(name))]
     with pq.ParquetFile(path, metadata=footer, read_dictionary=texts) as file:
         for number in range(footer.num_row_groups):
             group = footer.row_group(number)
@@ -152,6 +154,12 @@ def _footer(path: str) -> pq.FileMetaData:
     return pq.read_metadata(path)
 
 
+def _has_codes(footer: pq.FileMetaData, column: int) -> bool:
+    """Whether a column of texts can be read as numbers of a dictionary, by how it is stored."""
+    groups = map(footer.row_group, range(footer.num_row_groups))
+    return all(_CODED.issuperset(group.column(column).encodings) for group in groups)
+
+
 def _bounds(column: pq.ColumnChunkMetaData) -> tuple[Any, Any]:
     """The least and the greatest value in a row group, None if there is none; or any numbers."""
     stats = column.statistics
@@ -176,8 +184,11 @@ def _as_schema(rows: pa.Table) -> pa.Table:
     schema = _schema()
     if rows.schema.equals(schema):
         return rows
-    columns = [
-        rows[each.name] if each.name in rows.schema.names else pa.nulls(len(rows), each.type)
-        for each in schema
-    ]
+    columns = []
+    for each in schema:
+        known = each.name in rows.schema.names
+        column = rows[each.name] if known else pa.nulls(len(rows), each.type)
+        if pa.types.is_dictionary(each.type) and not pa.types.is_dictionary(column.type):
+            column = column.cast(pa.string()).dictionary_encode()
+        columns.append(column)
     return pa.table(columns, schema.names).cast(schema)
