@@ -210,11 +210,16 @@ def _of_kinds(query: str) -> str:
     return _KIND.sub(r"CAST('\1' AS kinds)", query)
 
 
+def _counted(numbers: Array) -> list[list[int]]:
+    """Which numbers there are, and how often each is there."""
+    return [found.tolist() for found in np.unique(numbers, return_counts=True)]
+
+
 def _closing(duck: DuckConnection, work: FoldWork, lives: pa.Table) -> set[int]:
     """Of which ranges, by their places in the shard, enough messages have ended to be closed."""
     messages = work.first.messages
     numbers = lives["message"].to_numpy()[lives["deleted"].is_valid().to_numpy()]
-    ended = Counter((numbers // messages).tolist())
+    ended = Counter(dict(zip(*_counted(numbers // messages), strict=True)))
     for nth, count in duck.fetch(
         f"SELECT message // {messages}, count(*) FROM queried_folds WHERE {_ENDED} GROUP BY ALL"
     ):
