@@ -210,16 +210,12 @@ def _of_kinds(query: str) -> str:
     return _KIND.sub(r"CAST('\1' AS kinds)", query)
 
 
-def _counted(numbers: Array) -> list[list[int]]:
-    """Which numbers there are, and how often each is there."""
-    return [found.tolist() for found in np.unique(numbers, return_counts=True)]
-
-
 def _closing(duck: DuckConnection, work: FoldWork, lives: pa.Table) -> set[int]:
     """Of which ranges, by their places in the shard, enough messages have ended to be closed."""
     messages = work.first.messages
     numbers = lives["message"].to_numpy()[lives["deleted"].is_valid().to_numpy()]
-    ended = Counter(dict(zip(*_counted(numbers // messages), strict=True)))
+    places, counts = np.unique(numbers // messages, return_counts=True)
+    ended = Counter(dict(zip(places.tolist(), counts.tolist(), strict=True)))
     for nth, count in duck.fetch(
         f"SELECT message // {messages}, count(*) FROM queried_folds WHERE {_ENDED} GROUP BY ALL"
     ):
@@ -308,7 +304,10 @@ def _parts_made(duck: DuckConnection, work: FoldWork, closing: set[int]) -> dict
 
 
 def _fold_others(duck: DuckConnection, lives: NumberedLives) -> None:
-    """Makes what becomes of all lives but those that are simple."""
+    """Makes what becomes of all lives but those that are simple.
+
+    `lives` and `claims` are views: they read `folds` as it is when they are used.
+    """
     # The events of a regular life are known from its row. Here are few of them, or none.
     regular = "SELECT message FROM queried_folds WHERE regular"
     duck.run(f"DELETE FROM events WHERE message IN ({regular})")
