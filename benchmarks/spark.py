@@ -329,7 +329,8 @@ def copy_tables(path: str) -> float:
     from penstock.spark.derive import table_of
     from penstock.spark.duck import GROUP_ROWS, SMALL_GROUP_ROWS
     from penstock.spark.ingest import events_table
-    from penstock.spark.lake import Lake, write_parquet
+    from penstock.spark.lake import Lake
+    from penstock.spark.parquet import write_parquet
     from penstock.spark.part_events import COLUMNS, REPEATED
     from penstock.spark.tables import PART_TABLES
 

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from penstock.errors import JournalError, PenstockError, UnavailableError, error_class
+from penstock.spark.parquet import ColumnBounds, bounds_of, read_bounds, write_parquet
 from penstock.spark.schemas import arrow_schema
 from penstock.spark.versions import (
     NewestCommit,
@@ -48,8 +47,6 @@ _DRAFT: Final = f".{MARKER}."
 COMPACT_BYTES: Final = 128 << 20
 # The lock of a run that watches.
 WATCH: Final = "watch"
-# Columns of texts that seldom repeat: the writer would build a dictionary and then discard it.
-_ALL_DIFFERENT: Final = ("message_id", "dedup_id", "attempt_id")
 # The partition column of a table in parts; Delta's log has its values, the Parquet files do not.
 PART: Final = "part"
 # Opened tables, each with the newest commit that it had then.
@@ -414,28 +411,6 @@ class Table:
         return delta
 
 
-def write_parquet(rows: pa.Table, path: Path, group_rows: int) -> None:
-    """Writes rows in the encodings that suit their columns: differences, lengths, dictionaries."""
-    encodings = {}
-    for field in rows.schema:
-        if pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type):
-            encodings[field.name] = "DELTA_BINARY_PACKED"
-        elif field.name in _ALL_DIFFERENT:
-            encodings[field.name] = "DELTA_LENGTH_BYTE_ARRAY"
-    # A column of dictionaries is written as it is if all of its rows have the same dictionary.
-    rows = rows.unify_dictionaries()
-    pq.write_table(
-        rows,
-        path,
-        row_group_size=group_rows,
-        use_dictionary=[name for name in rows.column_names if name not in encodings],
-        column_encoding=encodings,
-        write_statistics=[field.name for field in rows.schema if _has_bounds(field)],
-        # Arrow would note which columns were dictionaries in memory, and read them as such.
-        store_schema=False,
-    )
-
-
 def _properties(transactions: Mapping[str, int]) -> CommitProperties:
     return CommitProperties(
         app_transactions=[Transaction(name, at) for name, at in transactions.items()]
@@ -476,49 +451,16 @@ class AddedFile:
 
     @classmethod
     def of(cls, table: Path, file: Path) -> "AddedFile":
-        footer = pq.read_metadata(file)
-        smallest: dict[str, Any] = {}
-        largest: dict[str, Any] = {}
-        numbers = {
-            field.name
-            for field in footer.schema.to_arrow_schema()
-            if pa.types.is_integer(field.type)
-        }
-        for group in map(footer.row_group, range(footer.num_row_groups)):
-            for column in map(group.column, range(footer.num_columns)):
-                name = column.path_in_schema
-                if name not in numbers and name != "store":
-                    continue
-                stats = column.statistics
-                if stats is None or not stats.has_min_max:
-                    continue
-                # Each of these reads the footer's bytes again.
-                low, high = stats.min, stats.max
-                smallest[name] = min(low, smallest.get(name, low))
-                largest[name] = max(high, largest.get(name, high))
-        return cls._of(table, file, footer.num_rows, smallest, largest)
+        rows, bounds = read_bounds(file)
+        return cls._of(table, file, rows, bounds)
 
     @classmethod
     def written(cls, table: Path, file: Path, rows: pa.Table) -> "AddedFile":
         """A file that has exactly these rows: its footer need not be read."""
-        smallest: dict[str, Any] = {}
-        largest: dict[str, Any] = {}
-        for field in rows.schema:
-            if _has_bounds(field):
-                bounds = _bounds(rows[field.name])
-                if bounds is not None:
-                    smallest[field.name], largest[field.name] = bounds
-        return cls._of(table, file, len(rows), smallest, largest)
+        return cls._of(table, file, len(rows), bounds_of(rows))
 
     @classmethod
-    def _of(
-        cls,
-        table: Path,
-        file: Path,
-        rows: int,
-        smallest: dict[str, Any],
-        largest: dict[str, Any],
-    ) -> "AddedFile":
+    def _of(cls, table: Path, file: Path, rows: int, bounds: ColumnBounds) -> "AddedFile":
         found = file.stat()
         name, _, value = file.parent.name.partition("=")
         return cls(
@@ -526,8 +468,7 @@ class AddedFile:
             found.st_size,
             found.st_mtime_ns // 1_000_000,
             rows,
-            smallest,
-            largest,
+            *bounds,
             value if name == PART else None,
         )
 
@@ -540,19 +481,6 @@ class AddedFile:
         of_part = {} if self.part is None else {PART: self.part}
         statistics = json.dumps(stats)
         return AddAction(self.path, self.size_bytes, of_part, self.modified_ms, True, statistics)
-
-
-def _has_bounds(field: pa.Field) -> bool:
-    """Whether the least and the greatest value of a column are noted."""
-    return bool(pa.types.is_integer(field.type)) or field.name == "store"
-
-
-def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
-    """The least and the greatest value of a column, None if it has none."""
-    if pa.types.is_dictionary(column.type):
-        column = column.unify_dictionaries().combine_chunks().dictionary
-    found = pc.min_max(column).as_py()
-    return None if found["min"] is None else (found["min"], found["max"])
 
 
 def first_line(error: Any) -> str:
