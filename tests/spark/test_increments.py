@@ -33,7 +33,7 @@ from penstock.spark.derive import DerivedTables, derive, table_of
 from penstock.spark.duck import DuckConnection, read_files
 from penstock.spark.ingest import copy_events, events_table, ingest, last_offset, reached_point
 from penstock.spark.lake import AddedFile, Lake, Table
-from penstock.spark.queries import BIN_RATIO, load_query
+from penstock.spark.queries import BIN_RATIO, NO_LIMIT, load_query
 from penstock.spark.regular import FoldedRange, fold_regular
 from penstock.spark.schemas import arrow_rows, arrow_schema
 from penstock.spark.selection import SCHEMA
@@ -290,6 +290,38 @@ def test_parts_that_are_judged_together_have_the_verdicts_of_each_by_itself(tmp_
     assert found[0] == found[1] == found[2]
     assert sum(1 for rows in found[0][0].values() if rows) > 2
     assert len(parts) == tasks[0] > tasks[1] > tasks[2] == 2
+
+
+def test_closed_parts_are_judged_apart_from_open_ones_and_open_no_files_of_those(monkeypatch):
+    """Every range has an open part: tasks that opened all of them would grow with their square."""
+    monkeypatch.setattr(judge, "TASK_ROWS", 100)
+
+    def part(name, first, last, until):
+        return judge.PartFiles(
+            f"a-0-{name}",
+            "a",
+            0,
+            f"{name}.parquet",
+            None,
+            first,
+            last,
+            until,
+            50,
+            None,
+            None,
+            False,
+        )
+
+    open_parts = [part(str(n), 10 * n, 1_000, NO_LIMIT) for n in range(4)]
+    closed = [part(f"{n}_1", 10 * n, 10 * n + 12, 10 * n + 12) for n in range(4)]
+    parts = [*open_parts, *closed]
+    tasks = judge.tasks_of(parts)
+    assert tasks == [tuple(open_parts[:2]), tuple(open_parts[2:]), tuple(closed[:2]),
+                     tuple(closed[2:])]  # fmt: skip
+    near = judge.parts_with_groups(tasks[3], parts, {("a", 0)})
+    assert near == (closed[1],)
+    monkeypatch.setattr(judge, "TASK_ROWS", 400)
+    assert len(judge.tasks_of(parts)) == 1
 
 
 def test_ranges_that_are_folded_together_have_the_parts_of_each_by_itself(tmp_path, monkeypatch):
