@@ -4,9 +4,11 @@ A task of Spark that folds or judges one part of the lake opens one connection; 
 one for its own queries of small tables. Tables and views are names in the connection.
 """
 
+import copy
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import duckdb
@@ -39,6 +41,12 @@ def read_files(*paths: str, named: bool = False) -> str:
     )
 
 
+def no_rows(schema: Mapping[str, str]) -> str:
+    """A query that gives no rows, of these columns and types."""
+    columns = ", ".join(f'CAST(NULL AS {kind}) AS "{name}"' for name, kind in schema.items())
+    return f"SELECT {columns} WHERE false"
+
+
 class DuckConnection:
     """A DuckDB connection in memory; its tables are dropped when it is closed."""
 
@@ -57,7 +65,7 @@ class DuckConnection:
             "autoload_known_extensions": False,
         }
         self._connection: Any = duckdb.connect(config=settings)
-        self._connection.execute("SET TimeZone = 'UTC'")
+        self._connection.execute("SET GLOBAL TimeZone = 'UTC'")
         # Statements that read the same files parse their footers once: files never change.
         self._connection.execute("SET parquet_metadata_cache = true")
 
@@ -68,23 +76,30 @@ class DuckConnection:
         self._connection.close()
         self._spilled.cleanup()
 
+    @contextmanager
+    def other_thread(self) -> Iterator["DuckConnection"]:
+        """A connection to the same tables and views, for queries of another thread meanwhile."""
+        other = copy.copy(self)
+        other._connection = self._connection.cursor()
+        try:
+            yield other
+        finally:
+            other._connection.close()
+
     def view(self, name: str, query: str) -> None:
         """A query under a name, run each time it is used."""
-        self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {query}")
+        self._connection.execute(f"CREATE OR REPLACE VIEW {name} AS {query}")
 
     def table(self, name: str, query: str) -> None:
         """The rows of a query, computed once."""
-        self._connection.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
+        self._connection.execute(f"CREATE OR REPLACE TABLE {name} AS {query}")
 
     def files(self, name: str, paths: Sequence[str], schema: Mapping[str, str]) -> None:
         """Parquet files as a view; without any, one that is empty."""
         if paths:
             self.view(name, f"SELECT * FROM {read_files(*paths)}")
         else:
-            columns = ", ".join(
-                f'CAST(NULL AS {kind}) AS "{column}"' for column, kind in schema.items()
-            )
-            self.view(name, f"SELECT {columns} WHERE false")
+            self.view(name, no_rows(schema))
 
     def arrow(self, name: str, rows: Any) -> None:
         """An Arrow table as a table."""

@@ -15,7 +15,8 @@ import re
 import secrets
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,8 @@ PART: Final = "part"
 # Opened tables, each with the newest commit that it had then.
 _snapshots: Final[dict[Path, "_Snapshot"]] = {}
 _SNAPSHOTS_MAX: Final = 64
+# How many tables are committed at once.
+COMMITS_AT_ONCE: Final = 4
 _MISREAD: Final = re.compile(r"%[0-9a-fA-F]{2}|\\")
 # The characters that have a meaning in Hadoop's patterns of paths.
 _PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
@@ -239,6 +242,11 @@ class Table:
 
     def committed(self, application: str) -> int | None:
         """The version under which this application last committed here."""
+        held = _snapshots.get(self.path)
+        newest = newest_commit(self._commits_path, None if held is None else held.newest.version)
+        # Most often the last commit says it: the table need not be opened.
+        if newest is not None and application in newest.transactions:
+            return newest.transactions[application]
         delta = self.delta()
         return None if delta is None else delta.transaction_version(application)
 
@@ -335,7 +343,8 @@ class Table:
     ) -> None:
         schema = self._delta_schema()
         parted_by = [PART] if self.in_parts else None
-        delta = self._open()
+        # A commit of files does not change the table as it was opened.
+        delta = self.delta()
         if delta is None:
             delta = DeltaTable.create(
                 str(self.path),
@@ -348,6 +357,7 @@ class Table:
         new = [each for each in schema.fields if each.name not in known]
         if new:
             # The table was made before it had these columns.
+            delta = DeltaTable(str(self.path))
             delta.alter.add_columns(new)
         delta.create_write_transaction(
             [each.action() for each in added],
@@ -409,6 +419,13 @@ class Table:
         if delta is not None:
             keep_texts_out(delta)
         return delta
+
+
+def commit_all(commits: Iterable[Callable[[], None]]) -> None:
+    """Makes commits of different tables at once: most of a commit is waiting."""
+    with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
+        for done in [pool.submit(commit) for commit in commits]:
+            done.result()
 
 
 def _properties(transactions: Mapping[str, int]) -> CommitProperties:

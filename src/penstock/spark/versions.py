@@ -32,7 +32,7 @@ _LAST_CHECKPOINT: Final = "_last_checkpoint"
 
 
 class NewestCommit(NamedTuple):
-    """The last commit of a table.
+    """The last commit of a table, with the application transactions that it carries.
 
     Inode and time of its file would not do: a table that is removed and made again may have a
     commit of the same version with both. The content has random names of files, and the time.
@@ -40,6 +40,7 @@ class NewestCommit(NamedTuple):
 
     version: int
     digest: bytes
+    transactions: dict[str, int]
 
 
 def newest_commit(directory: Path, known: int | None = None) -> NewestCommit | None:
@@ -63,7 +64,18 @@ def newest_commit(directory: Path, known: int | None = None) -> NewestCommit | N
         content = _commit(directory, version).read_bytes()
     except OSError:
         return None
-    return NewestCommit(version, blake2b(content, digest_size=16).digest())
+    digest = blake2b(content, digest_size=16).digest()
+    return NewestCommit(version, digest, _transactions(content))
+
+
+def _transactions(commit: bytes) -> dict[str, int]:
+    """The application transactions in a commit, as far as they can be read."""
+    lines = [line for line in commit.splitlines() if line.startswith(b'{"txn":')]
+    try:
+        found = [json.loads(line)["txn"] for line in lines]
+        return {each["appId"]: each["version"] for each in found}
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def commits_in(directory: Path) -> int:
