@@ -27,6 +27,7 @@ from penstock.core.receipts import MessageIds
 from penstock.service import QueueSettings
 from penstock.spark import derive as deriving
 from penstock.spark import distribute, fold, judge, part_events, tables
+from penstock.spark import lake as lakes
 from penstock.spark.audit import audit
 from penstock.spark.checks import check_events
 from penstock.spark.derive import DerivedTables, derive, table_of
@@ -154,7 +155,9 @@ def rows_of(lake, derived):
     with DuckConnection() as duck:
         paths = [each.path for each in table_of(lake, derived).files()]
         duck.files("found", paths, derived.types)
-        return sorted(map(repr, duck.fetch("SELECT * FROM found")))
+        # Of which part a row is depends on when messages ended between runs.
+        columns = "COLUMNS(name -> name <> 'of_part')"
+        return sorted(map(repr, duck.fetch(f"SELECT {columns} FROM found")))
 
 
 def kept_findings(lake):
@@ -181,6 +184,8 @@ def test_a_journal_cut_into_runs_gives_the_tables_and_findings_of_all_of_it(
     order = [0, 1, 0, 1, 0, 2, 1, 2]
     commits = []
     commit = Table._commit
+    # The same commit is the one before which a run is killed, whenever the test is run.
+    monkeypatch.setattr(lakes, "COMMITS_AT_ONCE", 1)
 
     def counted(self, *arguments):
         commits.append(self.path.name)
@@ -318,7 +323,7 @@ def test_closed_parts_are_judged_apart_from_open_ones_and_open_no_files_of_those
     tasks = judge.tasks_of(parts)
     assert tasks == [tuple(open_parts[:2]), tuple(open_parts[2:]), tuple(closed[:2]),
                      tuple(closed[2:])]  # fmt: skip
-    near = judge.parts_with_groups(tasks[3], parts, {("a", 0)})
+    near = judge.parts_with_groups(tasks[3], parts, {("a", 0)}, waiting=True)
     assert near == (closed[1],)
     monkeypatch.setattr(judge, "TASK_ROWS", 400)
     assert len(judge.tasks_of(parts)) == 1
@@ -457,7 +462,7 @@ def test_percentiles_of_a_histogram_are_at_most_one_percent_off():
             "FROM spans",
         )
         duck.table("claims", "SELECT *, 0 AS started_at_ms FROM lives LIMIT 0")
-        duck.table("latencies", LATENCIES.rows)
+        duck.table("latencies", LATENCIES.text)
         [row] = duck.dicts(LATENCY.rows)
     spans.sort()
     for share, name in ((0.5, "p50_ms"), (0.9, "p90_ms"), (0.99, "p99_ms"), (0.999, "p999_ms")):

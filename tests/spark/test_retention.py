@@ -15,6 +15,7 @@ import penstock
 from penstock import cli
 from penstock.clock import ManualClock
 from penstock.spark import distribute, part_events, retention, seals
+from penstock.spark import lake as lakes
 from penstock.spark.audit import audit, is_judged
 from penstock.spark.checks import check_events
 from penstock.spark.derive import DerivedTables, derive, is_up_to_date, table_of
@@ -79,13 +80,16 @@ def event(entry, kind, message, **more):
 @pytest.mark.parametrize("seed", range(8 if FULL else 1))
 def test_dropping_events_between_runs_changes_no_table_and_no_finding(tmp_path, seed):
     """A journal with faults of every kind and a gap, dropped behind each of its batches."""
-    rng = random.Random(seed)
     events = journal(seed + 1, STORE, 0)
+    late = events["entry"][9 * len(events) // 10].as_py()
     # An entry in the middle is missing: the audit looks for it among all entries, dropped or not.
     missing = events["entry"][len(events) // 3].as_py()
     events = events.filter(pc.not_equal(events["entry"], missing))
     lake, plain = (Lake.open(tmp_path / name, create=True) for name in ("lake", "plain"))
-    for batch in cuts(rng, events, 3):
+    # The last batch begins late enough for many messages to have ended before.
+    first, second = cuts(random.Random(seed), events.filter(pc.less(events["entry"], late)), 2)
+    third = events.filter(pc.greater_equal(events["entry"], late))
+    for batch in (first, second, third):
         for each in (lake, plain):
             add_events(each, batch)
         # No message has an event so long after its end.
@@ -93,8 +97,8 @@ def test_dropping_events_between_runs_changes_no_table_and_no_finding(tmp_path, 
         drop_before(no_spark, lake, before_ms)
         assert derive(no_spark, lake) == DerivedTables()
     verdict, expected = audit(no_spark, lake), audit(no_spark, plain)
-    assert verdict.dropped == count_dropped(lake) > 20
-    assert events_table(lake).rows() < events_table(plain).rows() - 40
+    assert verdict.dropped == count_dropped(lake) > 5
+    assert events_table(lake).rows() < events_table(plain).rows() - 5
     assert verdict.events == expected.events == len(events)
     assert verdict.counts == expected.counts
     assert {check for check, count in expected.counts.items() if count} >= {"no gaps", "terms rise"}
@@ -175,6 +179,7 @@ def test_a_retention_killed_at_any_step_is_completed_and_changes_no_table(
     # The audit before it has nothing to commit: every commit here is one of the retention's.
     with monkeypatch.context() as patch:
         next(left)
+        patch.setattr(lakes, "COMMITS_AT_ONCE", 1)
         patch.setattr(Table, "_commit", stopping(Table._commit))
         patch.setattr(Table, "overwrite", stopping(Table.overwrite))
         patch.setattr(seals.PartsPlan, "save", stopping(seals.PartsPlan.save))

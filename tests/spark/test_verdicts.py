@@ -107,7 +107,7 @@ def test_percentiles_of_two_hours_of_three_are_those_of_their_samples():
             "'live' AS state FROM samples",
         )
         duck.table("claims", "SELECT *, 0 AS started_at_ms FROM lives LIMIT 0")
-        duck.table("every_hour", LATENCIES.rows)
+        duck.table("every_hour", LATENCIES.text)
         assert duck.fetch("SELECT DISTINCT hour FROM every_hour ORDER BY 1") == [
             (hour,) for hour in hours
         ]

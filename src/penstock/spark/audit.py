@@ -10,6 +10,7 @@ its part is judged again.
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from penstock.spark.blocks import INDEX_BITS
 from penstock.spark.checks import CHECKS, CheckFinding
 from penstock.spark.derive import derive, files_of, table_of
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
-from penstock.spark.duck import DuckConnection, read_files
+from penstock.spark.duck import GROUP_ROWS, DuckConnection, read_files
 from penstock.spark.fold import view_unsealed
 from penstock.spark.ingest import copy_events, events_table
 from penstock.spark.judge import (
@@ -36,7 +37,7 @@ from penstock.spark.judge import (
     tasks_of,
     write_waiting,
 )
-from penstock.spark.lake import AddedFile, Lake, LakeBusy, locked, our_errors, scratch
+from penstock.spark.lake import Lake, LakeBusy, locked, our_errors, scratch
 from penstock.spark.part_events import LakePart
 from penstock.spark.queries import load_query
 from penstock.spark.schemas import arrow_rows, duck_types
@@ -213,19 +214,17 @@ class _Audit:
         made = self._distribute(changed, contexts, progress)
         if names or balances.delta() is None:
             # Findings first: a part counts as judged once its balances say so.
-            found = [each.findings for each in made if each.findings is not None]
-            findings.replace(found, {}, None if findings.delta() is None else names)
+            added = [each.findings for each in made if each.findings is not None]
+            findings.replace(added, {}, None if findings.delta() is None else names)
             every = None if balances.delta() is None else names
             balances.replace([each.balances for each in made], {}, every)
         self._files("balances", BALANCES)
         checks.load_engine(self._duck, {})
         checks.describe_stores(self._duck)
-        path = findings.new_file(_STORES)
         rows = checks.find_in_stores(self._duck, self._view_events)
-        self._duck.arrow("found", arrow_rows(FINDINGS.schema, rows))
-        self._duck.write("SELECT * FROM found", str(path))
+        found = [findings.write(_STORES, arrow_rows(FINDINGS.schema, rows), GROUP_ROWS)]
         # The last of the commits says that all of them are there.
-        findings.replace([AddedFile.of(findings.path, path)], {_SOURCE: self._version}, [_STORES])
+        findings.replace(found, {_SOURCE: self._version}, [_STORES])
         return len(changed)
 
     def _lost_parts(self, parts: Mapping[str, str]) -> list[str]:
@@ -255,20 +254,24 @@ class _Audit:
             self._duck.write(f"SELECT * FROM {name}", str(self._scratch / f"{name}.parquet"))
         sealed = sealed_files(table_of(self._lake, FOLDS).files(self._folds))
         fifo = set(self._duck.fetch("SELECT DISTINCT store, shard FROM periods WHERE fifo"))
-        for shard in fifo & {(each.store, each.shard) for each in changed}:
+        tasks = tasks_of(changed)
+        counts = Counter(map(_shard_of, tasks))
+        shared = {shard for shard in fifo if counts[shard] > 1}
+        for shard in shared:
             parts = [each for each in self.parts if (each.store, each.shard) == shard]
             write_waiting(self._duck, str(self._scratch), parts)
         work = [
             JudgeWork(
                 own,
                 tuple(contexts[part.part] for part in own),
-                parts_with_groups(own, self.parts, fifo),
+                parts_with_groups(own, self.parts, fifo, waiting=_shard_of(own) in shared),
                 parts_with_ids(own, self.parts),
                 str(self._scratch),
                 str(self._lake.path),
                 tuple(path for name in _ranges_of(own) for path in sealed.get(name, ())),
+                _shard_of(own) in shared,
             )
-            for own in tasks_of(changed)
+            for own in tasks
         ]
         made = distribute(
             self._open_spark, judge_parts, work, list[JudgedPart], self._scratch, progress,
@@ -356,6 +359,11 @@ class _Audit:
             key: (MessageIds(bytes.fromhex(key[0])).show(key[2]), tuple(lines.get(key, ())))
             for key in about
         }
+
+
+def _shard_of(own: Sequence[PartFiles]) -> tuple[str, int]:
+    """The store and the shard of the parts of a task."""
+    return own[0].store, own[0].shard
 
 
 def _ranges_of(own: Sequence[PartFiles]) -> list[str]:

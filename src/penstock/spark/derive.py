@@ -12,7 +12,7 @@ are complete but older. Tables in parts are changed together, by a plan (`spark.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +23,25 @@ from deltalake import DeltaTable
 from penstock.spark import part_events
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.duck import DuckConnection, quoted, read_files
-from penstock.spark.fold import FoldedPart, FoldWork, RangeWork, fold_parts, tasks_of_ranges
+from penstock.spark.fold import (
+    FoldedRanges,
+    FoldWork,
+    RangeWork,
+    files_added,
+    fold_parts,
+    tasks_of_ranges,
+)
 from penstock.spark.ingest import events_table
-from penstock.spark.lake import AddedFile, Lake, Table, TableFile, locked, our_errors, scratch
+from penstock.spark.lake import (
+    AddedFile,
+    Lake,
+    Table,
+    TableFile,
+    commit_all,
+    locked,
+    our_errors,
+    scratch,
+)
 from penstock.spark.part_events import LakePart
 from penstock.spark.seals import (
     PartsPlan,
@@ -37,13 +53,14 @@ from penstock.spark.seals import (
     range_of,
     sealed_files,
 )
+from penstock.spark.sums import PartSums, sets_of
 from penstock.spark.tables import (
     FOLDS,
+    OPEN_EVENTS,
     PART_STATUS,
     PART_TABLES,
     QUEUE_EVENTS,
     QUEUES,
-    SUMMED_TABLES,
     TABLES,
     WHOLE_TABLES,
     Derived,
@@ -51,7 +68,7 @@ from penstock.spark.tables import (
 
 _SOURCE: Final = "events"
 # Increased when a query changes: tables made by older queries are made again.
-QUERIES_VERSION: Final = 5
+QUERIES_VERSION: Final = 6
 _QUERIES: Final = "queries"
 _PURGES: Final = "kind IN ('QueuePurged', 'QueueRemoved')"
 
@@ -90,10 +107,9 @@ def is_up_to_date(lake: Lake) -> bool:
 
 def is_current(table: Table, events: DeltaTable | None) -> bool:
     """Whether a table was made from this version of `events`, by the queries of this version."""
-    delta = table.delta()
-    if delta is None or events is None:
+    if events is None:
         return False
-    made = delta.transaction_version(_SOURCE), delta.transaction_version(_QUERIES)
+    made = table.committed(_SOURCE), table.committed(_QUERIES)
     return made == (events.version(), QUERIES_VERSION)
 
 
@@ -116,14 +132,14 @@ class _Run:
         self.version = self.events.version()
         self.files = events_table(self.lake).files(self.events)
         self.stores = self._stores()
-        self._loaded: dict[str, set[str]] = {}
 
     def make(self, progress: Progress) -> DerivedTables:
         """Makes the tables that are out of date, in order."""
         with DuckConnection(len(os.sched_getaffinity(0))) as duck:
             self._append_queue_events(duck)
+            sums = PartSums(self.lake, duck)
             # Made from what is known before the parts are; only `queues` itself needs the parts.
-            self._load(duck, PART_STATUS)
+            sums.load([PART_STATUS])
             duck.table("queues", QUEUES.rows)
             queues = self.scratch / "queues.parquet"
             duck.write("SELECT * FROM queues", str(queues))
@@ -131,14 +147,17 @@ class _Run:
             progress(0.05)
             with ThreadPoolExecutor(1) as beside:
                 # What parts add to the small tables is read while the tasks run.
-                loaded = beside.submit(self._load_summed, duck) if ranges is not None else None
-                made = self._fold(ranges, queues, lambda part: progress(0.05 + 0.9 * part))
-                if loaded is not None:
-                    loaded.result()
-                self._load_summed(duck)
-                commits = [beside.submit(self._make_whole(duck, each)) for each in WHOLE_TABLES]
-                for each in commits:
-                    each.result()
+                loaded = beside.submit(sums.load, only_sealed=ranges is None)
+                folded = self._fold(ranges, queues, lambda part: progress(0.05 + 0.9 * part))
+                loaded.result()
+                replaced = None if ranges is None else self._parts_before(ranges, folded)
+                sums.replace(replaced, [each.sums for each in folded])
+                # These are written and committed while the other tables are made.
+                parts = beside.submit(self._commit_parts, sums, replaced, folded)
+                commits = [self._make_whole(duck, each) for each in WHOLE_TABLES]
+                parts.result()
+                commit_all(commits)
+        made = sum(len(each.parts) for each in folded)
         tables = [*PART_TABLES, *WHOLE_TABLES] if made else WHOLE_TABLES
         progress(1)
         return DerivedTables([each.name for each in tables], made)
@@ -169,41 +188,15 @@ class _Run:
 
     def _seen(self, tables: Sequence[Derived]) -> dict[str, int]:
         """The offset of each journal up to which all of these tables are complete, or 0."""
-        found = [table_of(self.lake, each).delta() for each in tables]
+        found = [table_of(self.lake, each) for each in tables]
         return {
-            store: min(
-                0 if delta is None else delta.transaction_version(f"offset/{store}") or 0
-                for delta in found
-            )
+            store: min(table.committed(f"offset/{store}") or 0 for table in found)
             for store in self.stores
         }
 
     def _now(self, derived: Derived) -> tuple[list[str], dict[str, str]]:
         """The files of a table as it is now, and its columns."""
         return [each.path for each in table_of(self.lake, derived).files()], derived.types
-
-    def _load_summed(self, duck: DuckConnection) -> None:
-        for each in SUMMED_TABLES:
-            self._load(duck, each)
-
-    def _load(self, duck: DuckConnection, derived: Derived) -> None:
-        """Reads a table in parts as it is now: queries use it repeatedly, and opening takes long.
-
-        Each row has the path of its file as `filename`. Files that were read before are not read
-        again.
-        """
-        paths, types = self._now(derived)
-        before = self._loaded.get(derived.name)
-        new = [path for path in paths if before is None or path not in before]
-        duck.files("no_rows", [], types | {"filename": "varchar"})
-        rows = f"SELECT * FROM {read_files(*new, named=True) if new else 'no_rows'}"
-        if before is None:
-            duck.table(derived.name, rows)
-        else:
-            gone = ", ".join(map(quoted, before.difference(paths)))
-            duck.run(f"DELETE FROM {derived.name} WHERE filename IN ({gone or 'NULL'})")
-            duck.run(f"INSERT INTO {derived.name} BY NAME {rows}")
-        self._loaded[derived.name] = set(paths)
 
     def _new_events(self, duck: DuckConnection, seen: Mapping[str, int]) -> str:
         """A view of the events behind these offsets; files without any are left out."""
@@ -286,16 +279,10 @@ class _Run:
         A queue that had only a number may have a name now, and a new dead-letter queue may be where
         messages without a push are: true if one of these is so.
         """
-        files = {
-            each.path: str(each.part)
-            for each in table_of(self.lake, PART_STATUS).files()
-            # The messages of a sealed part have ended: nothing ends or moves them again.
-            if not is_sealed(each.part)
-        }
-        if not files or not duck.fetch("SELECT 1 FROM new_changes LIMIT 1"):
+        if not duck.fetch("SELECT 1 FROM new_changes LIMIT 1"):
             return []
         duck.files("old_queues", *self._now(QUEUES))
-        found = duck.fetch(f"""
+        return duck.fetch(f"""
             WITH renamed AS (
               SELECT store, shard, queue_number FROM queues JOIN old_queues AS old
               USING (store, shard, queue_number) WHERE queues.queue <> old.queue
@@ -305,60 +292,80 @@ class _Run:
               WHERE queues.dead_letter IS DISTINCT FROM old.dead_letter
             ), purged AS (SELECT store, shard, queue FROM new_changes WHERE {_PURGES}),
             changed AS (
-              SELECT filename,
+              SELECT of_part,
                 messages > 0 AND (store, shard, queue_number) IN (FROM purged) AS is_purged,
                 (store, shard, queue_number) IN (FROM renamed)
                   OR (unpushed > 0 AND (store, shard) IN (FROM dead)) AS is_whole
-              FROM part_status)
-            SELECT filename, bool_or(is_whole) FROM changed WHERE is_purged OR is_whole
-            GROUP BY filename""")
-        return [(files[path], is_whole) for path, is_whole in found if path in files]
+              -- The messages of a sealed part have ended: nothing ends or moves them again.
+              FROM part_status WHERE NOT contains(of_part, '.'))
+            SELECT of_part, bool_or(is_whole) FROM changed WHERE is_purged OR is_whole
+            GROUP BY of_part""")
 
-    def _fold(self, ranges: dict[LakePart, bool] | None, queues: Path, progress: Progress) -> int:
-        """Makes the parts of these ranges and commits them; how many parts that were."""
+    def _fold(
+        self, ranges: dict[LakePart, bool] | None, queues: Path, progress: Progress
+    ) -> list[FoldedRanges]:
+        """Makes the parts of these ranges, None for all."""
         folds = table_of(self.lake, FOLDS).files()
         sealed, closed = sealed_files(folds), closed_files(folds)
         chosen = dict.fromkeys(self._every_range(), True) if ranges is None else ranges
-        tables = [table_of(self.lake, each) for each in PART_TABLES]
-        if ranges == {} and all(is_current(table, self.events) for table in tables):
-            return 0
         kept = {part: () if whole else closed.get(part.name, ()) for part, whole in chosen.items()}
-        work = [
-            FoldWork(
-                tuple(
-                    RangeWork(
-                        part,
-                        tuple(files_of(self.files, part)),
-                        sealed.get(part.name, ()),
-                        kept[part],
-                        next_number(kept[part]),
-                    )
-                    for part in task
-                ),
-                str(queues),
-                str(self.lake.path),
+        seen = self._seen([OPEN_EVENTS])
+        stored = {each.part: each.path for each in table_of(self.lake, OPEN_EVENTS).files()}
+
+        def work_of(part: LakePart) -> RangeWork:
+            since = 0 if chosen[part] else seen[part.store]
+            return RangeWork(
+                part,
+                tuple(files_of(self.files, part, since)),
+                sealed.get(part.name, ()),
+                (stored[part.name],) if since and part.name in stored else (),
+                since,
+                next_number(kept[part]),
             )
+
+        work = [
+            FoldWork(tuple(map(work_of, task)), str(queues), str(self.lake.path), str(self.scratch))
             for task in tasks_of_ranges(self._left(kept, folds))
         ]
-        found = distribute(
-            self.open_spark, fold_parts, work, list[FoldedPart], self.scratch, progress,
+        return distribute(
+            self.open_spark, fold_parts, work, FoldedRanges, self.scratch, progress,
             size=len(chosen),
         )  # fmt: skip
-        made = [each for parts in found for each in parts]
-        replaced = [each.part.name for each in made]
-        if ranges is None:
-            now = {str(file.part) for table in tables for file in table.files()}
-            # Sealed parts cannot be made again: they stay as they are.
-            replaced += [name for name in now if not is_sealed(name)]
-        else:
-            replaced += [part.name for part in chosen]
-            gone = [closed.get(part.name, ()) for part in chosen if not kept[part]]
-            replaced += [part_of(path) for paths in gone for path in paths]
-        added = {each.name: [one.added[each.name] for one in made] for each in PART_TABLES}
-        names = sorted(set(replaced)) if ranges is not None or sealed else None
-        PartsPlan(time.time_ns(), names, added, self._transactions()).save(self.lake)
+
+    def _parts_before(
+        self, ranges: Mapping[LakePart, bool], folded: Sequence[FoldedRanges]
+    ) -> set[str]:
+        """The parts that are made now, and those in whose place they are."""
+        closed = closed_files(table_of(self.lake, FOLDS).files())
+        found = {part.part.name for each in folded for part in each.parts}
+        for part, is_whole in ranges.items():
+            found.add(part.name)
+            if is_whole:
+                found.update(map(part_of, closed.get(part.name, ())))
+        return found
+
+    def _commit_parts(
+        self, sums: PartSums, replaced: Set[str] | None, folded: Sequence[FoldedRanges]
+    ) -> None:
+        """Commits the tables in parts, in place of these parts, None for all but sealed ones."""
+        tables = [table_of(self.lake, each) for each in PART_TABLES]
+        if replaced == set() and all(is_current(table, self.events) for table in tables):
+            return
+        made = [part for each in folded for part in each.parts]
+        sets = None if replaced is None else sets_of(replaced)
+        if replaced is None:
+            now = {str(each.part) for each in table_of(self.lake, FOLDS).files()}
+            if any(map(is_sealed, now)):
+                replaced = {part.part.name for part in made}
+                replaced |= {name for name in now if not is_sealed(name)}
+        PartsPlan(
+            time.time_ns(),
+            None if replaced is None else sorted(replaced),
+            {**files_added(made), **sums.write(sets)},
+            sets,
+            self._transactions(),
+        ).save(self.lake)
         complete_tables(self.lake)
-        return len(made)
 
     def _left(
         self, ranges: Mapping[LakePart, Sequence[str]], folds: Sequence[TableFile]
@@ -402,9 +409,14 @@ def _range(store: str, shard: int, nth: int) -> LakePart:
     return LakePart(store, shard, nth, part_events.PART_MESSAGES)
 
 
-def files_of(files: Sequence[TableFile], part: LakePart) -> Iterator[str]:
-    """The files of `events` that may hold events of the part's messages, by their statistics."""
+def files_of(files: Sequence[TableFile], part: LakePart, since: int = 0) -> Iterator[str]:
+    """The files of `events` that may hold events of the part's messages, by their statistics.
+
+    `since` is an offset behind which the events are.
+    """
     for each in files:
+        if each.largest.get("offset", since) < since:
+            continue
         store = each.smallest.get("store", part.store), each.largest.get("store", part.store)
         if "message" not in each.smallest or not store[0] <= part.store <= store[1]:
             continue

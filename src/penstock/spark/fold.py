@@ -3,7 +3,7 @@
 The events of a range are read once. Of regular lives (`spark.regular`), which most are, numpy makes
 the folds and the rows; the events of the others go through the queries of the tables. Queries that
 count read the folds of both. All of it is done once for all parts that are made, and then each
-table gets one file for each part: `part_number` says which part a row is of.
+table with rows of messages gets one file for each part: `part_number` says which part a row is of.
 
     events ─▶ regular lives ─────────────────┬─▶ folds ─▶ tables that count
            └▶ other events ─▶ queried_folds ─┘
@@ -11,7 +11,8 @@ table gets one file for each part: `part_number` says which part a row is of.
 
 Where many messages of a range have ended, they become a closed part of their own, and the rest is
 the open part (`spark.seals`). An event of a message that has not ended then costs a fold of the
-open part alone. Events of closed and sealed parts are left out when the open part is folded again.
+open part alone, from the events that `open_events` has of it and those that are new: they are few,
+and scattered among the events of messages that have ended.
 
 A connection and its queries take longer than the rows of a small part, so a task folds several
 ranges together if few of their messages are left to be folded (`tasks_of_ranges`).
@@ -19,8 +20,9 @@ ranges together if few of their messages are left to be folded (`tasks_of_ranges
 
 import os
 import re
+import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -36,12 +38,13 @@ from penstock.spark.lake import AddedFile, Table
 from penstock.spark.ordering import Array, order_by, stable_order
 from penstock.spark.part_events import LakePart, RangeEvents, read_events
 from penstock.spark.queries import NO_LIMIT, load_query
-from penstock.spark.regular import attempt_rows, fold_regular, fold_rows, message_rows
+from penstock.spark.regular import attempt_rows, constant, fold_regular, fold_rows, message_rows
 from penstock.spark.tables import (
     ATTEMPTS,
     FOLDS,
+    MESSAGE_TABLES,
     MESSAGES,
-    PART_TABLES,
+    OPEN_EVENTS,
     SUMMED_TABLES,
     Derived,
 )
@@ -55,8 +58,8 @@ _COUNTED: Final = [
 ]  # fmt: skip
 # Ended messages become a closed part if they are at least one in so many of the range's numbers.
 _CLOSED_SHARE: Final = 4
-# The condition that the message of a row in `folds` has ended.
-_ENDED: Final = f"until < {NO_LIMIT}"
+# The condition that the message of a row in `queried_folds` has ended.
+_ENDED: Final = f"(until < {NO_LIMIT} OR emptied IS NOT NULL)"
 # A hash that is the same in every version of every engine, as a number that Delta has.
 _HASHED: Final = 'CAST(md5_number_lower("{0}") >> 1 AS bigint) AS {1}'
 # The name of a kind in a query. In this form it is compared with the number that stands for a kind
@@ -76,14 +79,17 @@ EVENT_COLUMNS: Final = (
 class RangeWork:
     """A range to be folded: files with its events among others.
 
-    `sealed` and `closed` are the files of `folds` of such parts of the range, whose messages are
-    left out; `next_closed` is the number of its next closed part.
+    If only the open part is to be made again, `open_events` are its files in that table: they have
+    all events of its messages before the offset `since`. `sealed` are the files of `folds` of such
+    parts of the range, whose messages are left out; `next_closed` is the number of its next closed
+    part.
     """
 
     part: LakePart
     files: tuple[str, ...]
     sealed: tuple[str, ...] = ()
-    closed: tuple[str, ...] = ()
+    open_events: tuple[str, ...] = ()
+    since: int = 0
     next_closed: int = 1
 
 
@@ -91,12 +97,14 @@ class RangeWork:
 class FoldWork:
     """All that a task needs: ranges of a shard, and its queues.
 
-    `chosen` is a file that names the messages of a part that is being sealed, by itself.
+    `chosen` is a file that names the messages of a part that is being sealed, by itself. `scratch`
+    is a directory for what the task makes and no table gets as it is.
     """
 
     ranges: tuple[RangeWork, ...]
     queues: str
     lake: str
+    scratch: str
     chosen: str | None = None
 
     @property
@@ -111,10 +119,18 @@ class FoldWork:
 
 @dataclass(frozen=True)
 class FoldedPart:
-    """What a task made: one file for each table in parts."""
+    """What was made of a part: one file for each table with rows of single messages."""
 
     part: LakePart
     added: dict[str, AddedFile]
+
+
+@dataclass(frozen=True)
+class FoldedRanges:
+    """What a task made: parts, and for each small table a file with what all of them add to it."""
+
+    parts: list[FoldedPart]
+    sums: dict[str, str]
 
 
 def load_kinds(duck: DuckConnection) -> None:
@@ -147,17 +163,25 @@ def view_unsealed(duck: DuckConnection, name: str, events: str, sealed: Sequence
     )
 
 
-def fold_parts(work: FoldWork, threads: int) -> list[FoldedPart]:
+def fold_parts(work: FoldWork, threads: int) -> FoldedRanges:
     """Makes the files of the parts: of a range, those of the open part and of a new closed part."""
-    folded = [fold_regular(_read(each, work.chosen)) for each in work.ranges]
+    folded, staying = [], {}
+    for each in work.ranges:
+        events = _read(each, work.chosen)
+        folded.append(fold_regular(events))
+        staying[each.part] = _staying(events, folded[-1].lives, each.part)
     with DuckConnection(threads) as duck:
         _load_others(duck, work, [found.others for found in folded])
         found = pa.concat_tables([found.lives for found in folded]).unify_dictionaries()
+        found = _with_emptyings(duck, found)
         closing = _closing(duck, work, found)
         lives = _numbered(duck, work, closing, found)
         _fold_others(duck, lives)
         _count(duck, lives)
-        return _write_parts(duck, work, _parts_made(duck, work, closing), lives)
+        parts = _parts_made(duck, work, closing)
+        made = _write_parts(duck, work, parts, lives)
+        _write_open_events(work, made, staying, _closed(duck, lives))
+        return FoldedRanges(made, _write_sums(duck, work, parts))
 
 
 def _read(work: RangeWork, chosen: str | None) -> RangeEvents:
@@ -171,16 +195,27 @@ def _read(work: RangeWork, chosen: str | None) -> RangeEvents:
         wanted[:] = False
         wanted[numbers - part.first] = True
         return read_events(work.files, part, wanted)
-    for path in work.closed:
-        [closed] = _columns(path, "message")
-        wanted[closed - part.first] = False
-    events = read_events(work.files, part, wanted)
+    events = read_events(work.files, part, wanted, first=work.open_events, since=work.since)
     for path in work.sealed:
         sealed, last_sequences = _columns(path, "message", "last_sequence")
         last = np.zeros(part.messages, np.int64)
         last[sealed - part.first] = last_sequences
         events = events.only(events.numbers("sequence") > last[events.places])
     return events
+
+
+def _staying(events: RangeEvents, lives: pa.Table, part: LakePart) -> pa.Table:
+    """The events of messages that may be in the range's open part, given its regular lives.
+
+    If enough of these have ended for a closed part, theirs are left out.
+    """
+    ended = lives["message"].to_numpy()[lives["deleted"].is_valid().to_numpy()] - part.first
+    stays = np.ones(part.messages, bool)
+    if len(ended) * _CLOSED_SHARE >= part.messages:
+        stays[ended] = False
+    keep = events.places >= 0
+    keep[keep] = stays[events.places[keep]]
+    return events.rows.filter(pa.array(keep))
 
 
 def _columns(path: str, *names: str) -> list[Array]:
@@ -201,8 +236,8 @@ def _load_others(duck: DuckConnection, work: FoldWork, events: Sequence[pa.Table
         f"WHERE store = {quoted(work.first.store)} AND shard = {work.first.shard}",
     )
     duck.view("queue_names", "SELECT queue_number, queue FROM queues")
-    folds = f"SELECT * EXCLUDE (store, shard) FROM ({_of_kinds(FOLDS.text)})"
-    duck.table("queried_folds", folds)
+    columns = "* EXCLUDE (store, shard), CAST(NULL AS bigint) AS emptied"
+    duck.table("queried_folds", f"SELECT {columns} FROM ({_of_kinds(FOLDS.text)})")
 
 
 def _of_kinds(query: str) -> str:
@@ -210,10 +245,40 @@ def _of_kinds(query: str) -> str:
     return _KIND.sub(r"CAST('\1' AS kinds)", query)
 
 
+def _with_emptyings(duck: DuckConnection, lives: pa.Table) -> pa.Table:
+    """Adds to each life whether it is simple, and the purge or removal that ended it, if one did.
+
+    That of the others is in `queried_folds`.
+    """
+    simple = pc.or_(
+        lives["deleted"].is_valid(),
+        pa.array(lives["last_sequence"].to_numpy() > _last_emptied(duck, lives["queue"])),
+    )
+    places = pa.array(np.flatnonzero(~simple.to_numpy()))
+    standing = lives.select(["message", "queue", "last_sequence"]).take(places)
+    duck.arrow("regular_folds", standing.append_column("place", places))
+    duck.table("emptied", load_query("tables/emptied"))
+    duck.run(
+        "UPDATE queried_folds SET emptied = found.emptied FROM emptied AS found "
+        "WHERE found.message = queried_folds.message"
+    )
+    found = duck.rows("SELECT place, emptied FROM emptied JOIN regular_folds USING (message)")
+    emptied = np.zeros(len(lives), np.int64)
+    emptied[found["place"].to_numpy()] = found["emptied"].to_numpy()
+    column = pa.array(emptied, mask=emptied == 0)
+    return lives.append_column("simple", simple).append_column("emptied", column)
+
+
+def _has_ended(lives: pa.Table) -> Array:
+    """Which messages were deleted, or ended by a purge or removal."""
+    found: Array = pc.or_(lives["deleted"].is_valid(), lives["emptied"].is_valid()).to_numpy()
+    return found
+
+
 def _closing(duck: DuckConnection, work: FoldWork, lives: pa.Table) -> set[int]:
     """Of which ranges, by their places in the shard, enough messages have ended to be closed."""
     messages = work.first.messages
-    numbers = lives["message"].to_numpy()[lives["deleted"].is_valid().to_numpy()]
+    numbers = lives["message"].to_numpy()[_has_ended(lives)]
     places, counts = np.unique(numbers // messages, return_counts=True)
     ended = Counter(dict(zip(places.tolist(), counts.tolist(), strict=True)))
     for nth, count in duck.fetch(
@@ -245,7 +310,7 @@ def _numbered(
     """Gives each life the number of its message's part; those of the others are `other_folds`."""
     first = work.first
     nth = lives["message"].to_numpy() // first.messages
-    is_closed = np.isin(nth, list(closing)) & lives["deleted"].is_valid().to_numpy()
+    is_closed = np.isin(nth, list(closing)) & _has_ended(lives)
     numbers = 2 * (nth - first.nth) + is_closed
     lives = lives.append_column("part_number", pa.array(numbers, pa.int32()))
     lives = lives.take(pa.array(stable_order(numbers)))
@@ -258,11 +323,7 @@ def _numbered(
         f"+ CAST({closed if closing else 'false'} AS int) AS part_number, "
         "regular AND deleted IS NOT NULL AS simple FROM queried_folds",
     )
-    simple = pc.or_(
-        lives["deleted"].is_valid(),
-        pa.array(lives["last_sequence"].to_numpy() > _last_emptied(duck, lives["queue"])),
-    )
-    lives = lives.append_column("simple", simple)
+    simple = lives["simple"]
     return NumberedLives(lives, lives.filter(simple), lives.filter(pc.invert(simple)))
 
 
@@ -334,17 +395,17 @@ def _count(duck: DuckConnection, lives: NumberedLives) -> None:
 def _write_parts(
     duck: DuckConnection, work: FoldWork, parts: Mapping[int, LakePart], lives: NumberedLives
 ) -> list[FoldedPart]:
-    """Writes the file of each table of each part."""
+    """Writes the files of each part: its rows of messages."""
     # Queries give the rows of those lives alone of which `lives` has none.
-    duck.view(FOLDS.name, "FROM other_folds")
+    duck.view(FOLDS.name, "SELECT * REPLACE (coalesce(emptied, until) AS until) FROM other_folds")
     names = dict(duck.fetch("FROM queue_names"))
     regular = {
-        FOLDS: fold_rows(lives.all, work.first),
+        FOLDS: fold_rows(_until_emptied(lives.all), work.first),
         MESSAGES: message_rows(lives.simple, work.first, names),
         ATTEMPTS: attempt_rows(lives.simple, work.first, names),
     }
     made = {number: FoldedPart(part, {}) for number, part in parts.items()}
-    for each in PART_TABLES:
+    for each in MESSAGE_TABLES:
         pieces = [duck.rows(each.rows_of(_source(each), "part_number"))]
         if each in regular:
             pieces = _alike(regular[each], *pieces)
@@ -359,15 +420,78 @@ def _write_parts(
     return list(made.values())
 
 
+def _closed(duck: DuckConnection, lives: NumberedLives) -> Array:
+    """The numbers of the messages in closed parts."""
+    is_closed = pa.array(lives.all["part_number"].to_numpy() % 2 != 0)
+    others = duck.rows("SELECT message FROM other_folds WHERE part_number % 2 <> 0")
+    found = [rows["message"].to_numpy() for rows in (lives.all.filter(is_closed), others)]
+    return np.concatenate(found)
+
+
+def _until_emptied(lives: pa.Table) -> pa.Table:
+    """The lives with `until` as the table has it."""
+    at = lives.column_names.index("until")
+    return lives.set_column(at, "until", pc.coalesce(lives["emptied"], lives["until"]))
+
+
+def _write_open_events(
+    work: FoldWork,
+    made: Sequence[FoldedPart],
+    staying: Mapping[LakePart, pa.Table],
+    closed: Array,
+) -> None:
+    """Writes the events of the open parts, given those of messages that may be in them."""
+    table = Table(Path(work.lake, OPEN_EVENTS.name), OPEN_EVENTS.schema, in_parts=True)
+    for each in made:
+        part = each.part
+        # Closed parts are no ranges. What a sealed part was made from is dropped.
+        if part not in staying or part.seal:
+            continue
+        stays = np.ones(part.messages, bool)
+        stays[closed[(closed >= part.first) & (closed < part.end)] - part.first] = False
+        rows = staying[part]
+        rows = rows.filter(pa.array(stays[rows["message"].to_numpy() - part.first]))
+        rows = rows.append_column("store", constant(part.store, pa.string(), len(rows)))
+        rows = rows.append_column("shard", constant(part.shard, pa.int32(), len(rows)))
+        rows = rows.select(OPEN_EVENTS.columns)
+        each.added[OPEN_EVENTS.name] = table.write(part.name, rows, GROUP_ROWS)
+
+
+def files_added(parts: Iterable[FoldedPart]) -> dict[str, list[AddedFile]]:
+    """The new files of each table with rows of messages or events."""
+    found: dict[str, list[AddedFile]] = {each.name: [] for each in (*MESSAGE_TABLES, OPEN_EVENTS)}
+    for part in parts:
+        for name, file in part.added.items():
+            found[name].append(file)
+    return found
+
+
+def _write_sums(
+    duck: DuckConnection, work: FoldWork, parts: Mapping[int, LakePart]
+) -> dict[str, str]:
+    """Writes what the parts add to the small tables: a file for each table."""
+    names = ", ".join(f"({number}, {quoted(part.name)})" for number, part in parts.items())
+    duck.view("part_names", f"SELECT * FROM (VALUES {names}) AS names(part_number, of_part)")
+    made = {}
+    for each in SUMMED_TABLES:
+        path = Path(work.scratch, f"{each.name}-{uuid.uuid4().hex}.parquet")
+        duck.write(each.rows_of(f"{each.name} JOIN part_names USING (part_number)"), str(path))
+        made[each.name] = str(path)
+    return made
+
+
 class PartedRows:
     """Rows by the number of their part, and in this order."""
 
     def __init__(self, rows: pa.Table, order: Sequence[str]) -> None:
         keys = [rows["part_number"].to_numpy()]
         for term in order:
-            name, _, direction = term.partition(" ")
-            values = rows[name].to_numpy()
-            keys.append(-values if direction else values)
+            name, _, how = term.partition(" ")
+            if how == "LAST":
+                keys.append(rows[name].is_null().to_numpy().astype(np.uint8))
+            else:
+                values = rows[name].to_numpy()
+                keys.append(-values if how else values)
         if order or (keys[0][1:] < keys[0][:-1]).any():
             rows = rows.take(pa.array(order_by(*keys)))
         self._numbers = rows["part_number"].to_numpy()
@@ -383,7 +507,7 @@ def _source(derived: Derived) -> str:
     """Where the queries have the rows of a table, with the numbers of their parts."""
     if derived is FOLDS:
         return f"{FOLDS.name}, part"
-    return derived.name if derived in SUMMED_TABLES else f"({derived.text})"
+    return f"({derived.text})"
 
 
 def _alike(rows: pa.Table, more: pa.Table) -> list[pa.Table]:

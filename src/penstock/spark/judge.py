@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.service import DEDUP_WINDOW_MS
-from penstock.spark.duck import SMALL_GROUP_ROWS, DuckConnection, quoted, read_files
+from penstock.spark.duck import (
+    GROUP_ROWS,
+    SMALL_GROUP_ROWS,
+    DuckConnection,
+    no_rows,
+    quoted,
+    read_files,
+)
 from penstock.spark.lake import AddedFile, Table, TableFile
 from penstock.spark.queries import load_query
 from penstock.spark.schemas import arrow_rows
@@ -73,6 +80,7 @@ class PartFiles:
     first_pushed_ms: int | None
     pushed_ms: int | None
     has_dedup_ids: bool
+    has_groups: bool = True
 
     @property
     def is_open(self) -> bool:
@@ -87,8 +95,9 @@ class JudgeWork:
     The parts are of one shard, and no message is in two of them; `contexts` has one for each.
     `with_groups` are parts with messages for which those of these parts may have to wait,
     `with_ids` parts with dedup ids that these parts may use again. `known` is the directory of what
-    is known of all queues, and of messages in the open parts of each shard. `sealed` are the files
-    of `folds` of the sealed parts of the same ranges: their messages ended.
+    is known of all queues, and, if `waiting` is true, of messages in the open parts of each shard:
+    then these are not among `with_groups`. `sealed` are the files of `folds` of the sealed parts of
+    the same ranges: their messages ended.
     """
 
     own: tuple[PartFiles, ...]
@@ -98,6 +107,7 @@ class JudgeWork:
     known: str
     lake: str
     sealed: tuple[str, ...] = ()
+    waiting: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,6 +151,7 @@ def parts_of(folds: Sequence[TableFile], irregular: Sequence[TableFile]) -> list
                 low.get("first_pushed_ms"),
                 high.get("pushed_ms"),
                 "dedup_hash" in low,
+                "group_hash" in low,
             )
         )
     return found
@@ -191,16 +202,24 @@ def _place(part: PartFiles, rows: Mapping[_Kind, int]) -> tuple[_Kind, bool, int
 
 
 def parts_with_groups(
-    own: Sequence[PartFiles], parts: Sequence[PartFiles], fifo_shards: set[tuple[str, int]]
+    own: Sequence[PartFiles],
+    parts: Sequence[PartFiles],
+    fifo_shards: set[tuple[str, int]],
+    *,
+    waiting: bool,
 ) -> tuple[PartFiles, ...]:
     """Other parts with messages that may precede messages of these in a group.
 
-    Open parts are not among them: what is needed of those is in the files of `write_waiting`.
+    If `waiting`, without open parts: what is needed of those is in the files of `write_waiting`.
     """
     if (own[0].store, own[0].shard) not in fifo_shards:
         return ()
     first = min(each.first_sequence for each in own)
-    return tuple(each for each in _earlier(own, parts) if each.until >= first and not each.is_open)
+    return tuple(
+        each
+        for each in _earlier(own, parts)
+        if each.until >= first and not (waiting and each.is_open)
+    )
 
 
 def parts_with_ids(own: Sequence[PartFiles], parts: Sequence[PartFiles]) -> tuple[PartFiles, ...]:
@@ -244,25 +263,18 @@ def judge_parts(work: JudgeWork, threads: int) -> list[JudgedPart]:
             made.append(
                 JudgedPart(
                     own.part,
-                    _write(duck, work, own, BALANCES, balances),
-                    _write(duck, work, own, FINDINGS, findings) if findings else None,
+                    _write(work, own, BALANCES, balances),
+                    _write(work, own, FINDINGS, findings) if findings else None,
                 )
             )
         return made
 
 
 def _write(
-    duck: DuckConnection,
-    work: JudgeWork,
-    own: PartFiles,
-    derived: Derived,
-    rows: Sequence[Sequence[Any]],
+    work: JudgeWork, own: PartFiles, derived: Derived, rows: Sequence[Sequence[Any]]
 ) -> AddedFile:
     table = Table(Path(work.lake, derived.name), derived.schema, in_parts=True)
-    path = table.new_file(own.part)
-    duck.arrow("written", arrow_rows(derived.schema, rows))
-    duck.write("SELECT * FROM written", str(path))
-    return AddedFile.of(table.path, path)
+    return table.write(own.part, arrow_rows(derived.schema, rows), GROUP_ROWS)
 
 
 def judge(duck: DuckConnection, parts: Sequence[str]) -> list[PartVerdict]:
@@ -364,7 +376,8 @@ def _load_others(duck: DuckConnection, work: JudgeWork) -> None:
     with_ids = [each for each in work.with_ids if each.first_sequence < last_push]
     both, waits, entered = _load_groups(duck, work, with_ids)
     duck.files("id_folds", [each.folds for each in with_ids], FOLDS.types)
-    of_id = "dedup_hash IN (SELECT dedup_hash FROM own_ids)"
+    # By the first condition row groups are skipped: rows of messages without an id come last.
+    of_id = "dedup_hash IS NOT NULL AND dedup_hash IN (SELECT dedup_hash FROM own_ids)"
     pushed_ms = [each.first_pushed_ms for each in work.own if each.first_pushed_ms is not None]
     lowest_ms = min(pushed_ms, default=0) - DEDUP_WINDOW_MS
     duck.table(
@@ -378,7 +391,7 @@ def _load_others(duck: DuckConnection, work: JudgeWork) -> None:
         WHERE pushed_ms > {lowest_ms} AND pushed < {last_push} AND regular AND {of_id}
         """,
     )
-    waits = f"(until IS NULL OR {waits})"
+    waits = f"(until IS NULL OR ({waits}))"
     _view_events(duck, "both_events", [each for each in with_ids if each.part in both])
     _view_events(duck, "id_events", [each for each in with_ids if each.part not in both])
     duck.table(
@@ -398,8 +411,10 @@ def _load_others(duck: DuckConnection, work: JudgeWork) -> None:
         "other_events",
         f"""
         SELECT * FROM group_events WHERE {waits} AND message IN (SELECT * FROM others)
-        UNION ALL SELECT * FROM both_events WHERE NOT {waits} AND message IN (SELECT * FROM others)
-        UNION ALL SELECT * FROM id_events WHERE message IN (SELECT * FROM others)
+        UNION ALL SELECT * FROM both_events
+        WHERE NOT {waits} AND dedup_hash IS NOT NULL AND message IN (SELECT * FROM others)
+        UNION ALL SELECT * FROM id_events
+        WHERE dedup_hash IS NOT NULL AND message IN (SELECT * FROM others)
         """,
     )
 
@@ -430,8 +445,8 @@ def _load_groups(
         FROM claimed WHERE of_group IS NOT NULL AND first_claim IS NOT NULL GROUP BY of_group
         """,
     )
-    [(first_claim, last_entered)] = duck.fetch(
-        "SELECT min(first_claim), max(last_entered) FROM own_groups"
+    [(first_claim, last_entered, all_grouped)] = duck.fetch(
+        "SELECT min(first_claim), max(last_entered), bool_and(of_group <> 0) FROM own_groups"
     )
     if first_claim is None:
         duck.files("group_folds", [], FOLDS.types)
@@ -440,27 +455,32 @@ def _load_groups(
     # Open parts with dedup ids are read anyway, and then not once more from the waiting messages.
     near = [
         each
-        for each in (*work.with_groups, *(each for each in with_ids if each.is_open))
-        if each.until >= first_claim and each.first_sequence < last_entered
+        for each in dict.fromkeys((*work.with_groups, *(each for each in with_ids if each.is_open)))
+        if each.until >= first_claim
+        and each.first_sequence < last_entered
+        and (each.has_groups or not all_grouped)
     ]
     duck.files("near_folds", [each.folds for each in near], FOLDS.types)
     _view_events(duck, "near_events", near)
     seen = ", ".join(quoted(each.part) for each in (*work.own, *near))
     for name in ("folds", "events"):
-        waiting = read_files(_waiting_path(work.known, work.own[0], name))
-        duck.view(
-            f"group_{name}",
-            f"SELECT * FROM near_{name} UNION ALL BY NAME "
-            f"SELECT * EXCLUDE (part) FROM {waiting} WHERE part NOT IN ({seen})",
-        )
-    return {each.part for each in near}, f"until >= {first_claim}", last_entered
+        rows = f"SELECT * FROM near_{name}"
+        if work.waiting:
+            waiting = read_files(_waiting_path(work.known, work.own[0], name))
+            rows += f""" UNION ALL BY NAME
+                SELECT * EXCLUDE (part) FROM {waiting} WHERE part NOT IN ({seen})"""
+        duck.view(f"group_{name}", rows)
+    # In files, rows of messages that have a group come first.
+    grouped = " AND group_hash IS NOT NULL" if all_grouped else ""
+    return {each.part for each in near}, f"until >= {first_claim}{grouped}", last_entered
 
 
 def write_waiting(duck: DuckConnection, known: str, parts: Sequence[PartFiles]) -> None:
     """Writes what the checks of groups need of a shard's open parts, for all tasks to read.
 
     Their messages in FIFO queues have not ended, or not long ago, so claims of any later time may
-    have to wait for them. Every range has an open part, and a task would open the files of all.
+    have to wait for them. Every range has an open part: with many tasks in a shard, it takes less
+    time than each of them would to open the files of all.
     """
     first = parts[0]
     fifo = (
@@ -500,12 +520,24 @@ def _waiting_path(known: str, part: PartFiles, name: str) -> str:
 def _view_events(duck: DuckConnection, name: str, parts: Sequence[PartFiles]) -> None:
     """Makes a view of the irregular events of these parts.
 
-    Files of sealed parts may be older than the column `until`, which is null then.
+    Files of sealed parts may be older than the column `until`, which is null then, and may have
+    the hashes of a message's group and dedup id in its push alone.
     """
-    paths = [each.irregular for each in parts if each.irregular is not None]
-    duck.files("no_events", [], IRREGULAR_EVENTS.types)
-    duck.files(f"stored_{name}", paths, IRREGULAR_EVENTS.types)
-    duck.view(name, f"SELECT * FROM no_events UNION ALL BY NAME SELECT * FROM stored_{name}")
+    rows = [no_rows(IRREGULAR_EVENTS.types)]
+    for sealed in (False, True):
+        paths = [
+            each.irregular
+            for each in parts
+            if each.irregular is not None and is_sealed(each.part) == sealed
+        ]
+        filled = (
+            f"coalesce({each}, max({each}) OVER (PARTITION BY message)) AS {each}"
+            for each in ("group_hash", "dedup_hash")
+        )
+        columns = f"* REPLACE ({', '.join(filled)})" if sealed else "*"
+        if paths:
+            rows.append(f"SELECT {columns} FROM {read_files(*paths)}")
+    duck.view(name, " UNION ALL BY NAME ".join(rows))
 
 
 def load_ended(

@@ -110,17 +110,29 @@ def _numbers(rows: pa.Table, name: str, null: int) -> Array:
     return found
 
 
-def read_events(files: Sequence[str], part: LakePart, wanted: Array) -> RangeEvents:
-    """The events in files of `events` of those messages of a range whose places are wanted."""
+def read_events(
+    files: Sequence[str],
+    part: LakePart,
+    wanted: Array,
+    *,
+    first: Sequence[str] = (),
+    since: int = 0,
+) -> RangeEvents:
+    """The events in files of `events` of those messages of a range whose places are wanted.
+
+    `first` are files with all of these events before the offset `since`: of the others, only what
+    is behind it is read.
+    """
+    found = [piece for path in first for piece in _pieces(path, part, wanted)]
     # By their names, which begin with the offset: in the order of the journal.
-    found = [piece for path in sorted(files) for piece in _pieces(path, part, wanted)]
+    found += [piece for path in sorted(files) for piece in _pieces(path, part, wanted, since)]
     if not found:
         return RangeEvents(_schema().empty_table(), np.zeros(0, np.int64))
     rows = pa.concat_tables([piece.rows for piece in found]).unify_dictionaries().combine_chunks()
     return RangeEvents(rows, np.concatenate([piece.places for piece in found]))
 
 
-def _pieces(path: str, part: LakePart, wanted: Array) -> Iterator[RangeEvents]:
+def _pieces(path: str, part: LakePart, wanted: Array, since: int = 0) -> Iterator[RangeEvents]:
     footer = _footer(path)
     names = [footer.schema.column(at).path for at in range(footer.num_columns)]
     known = [name for name in COLUMNS if name in names]
@@ -137,12 +149,18 @@ def _pieces(path: str, part: LakePart, wanted: Array) -> Iterator[RangeEvents]:
                 for name, value in of_shard.items()
                 if _bounds(group.column(names.index(name))) != (value, value)
             }
-            keys = file.read_row_group(number, ["message", *mixed], use_threads=False)
+            low, high = _bounds(group.column(names.index("offset"))) if since else (0, 0)
+            if high < since:
+                continue
+            offset = ["offset"] if low < since else []
+            keys = file.read_row_group(number, ["message", *mixed, *offset], use_threads=False)
             places = _numbers(keys, "message", -1) - part.first
             keep = (places >= 0) & (places < part.messages)
             keep[keep] = wanted[places[keep]]
             for name, value in mixed.items():
                 keep &= pc.equal(keys[name], value).to_numpy()
+            if offset:
+                keep &= _numbers(keys, "offset", 0) >= since
             if keep.any():
                 rows = _as_schema(file.read_row_group(number, known, use_threads=False))
                 yield RangeEvents(rows, places).only(keep)

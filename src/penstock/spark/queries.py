@@ -31,6 +31,10 @@ _CONSTANTS: Final = {
     # Events that end a claim, events that end a message, events by which it leaves its queue.
     "CLAIM_ENDED": "kind IN ('Deleted', 'Released', 'ClaimExpired', 'Lost')",
     "ENDED": "kind IN ('Deleted', 'Expired', 'Lost', 'Arrived')",
+    # The first purge or removal of a message's queue after its last event, null if there is none. A
+    # purge leaves messages that came while it was made.
+    "EMPTYING": "list_filter(ends, lambda one: one.sequence > last_sequence "
+    "AND (one.before IS NULL OR coalesce(rank, message) < one.before))[1]",
     "LEFT_QUEUE": "kind IN ('Deleted', 'Expired', 'Lost', 'Moved', 'Departed')",
     "DEDUP_WINDOW_MS": DEDUP_WINDOW_MS,
     # Every sequence is its entry times this, plus the event's index in the entry.

@@ -204,6 +204,14 @@ def _timestamps(at_ms: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.multiply(at_ms, 1_000).cast(pa.timestamp("us", "UTC"))
 
 
+def constant(value: Any, kind: pa.DataType, count: int) -> pa.Array:
+    """A column with one value, which may be null; a text is in a dictionary."""
+    if isinstance(value, str):
+        same = pa.array(np.zeros(count, np.int32))
+        return pa.DictionaryArray.from_arrays(same, pa.array([value]))
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
 def _rows(derived: Derived, lives: pa.Table, part: LakePart, given: Mapping[str, Any]) -> pa.Table:
     """Rows of a table: columns that are given, as an array or one value, or else of the lives.
 
@@ -214,13 +222,6 @@ def _rows(derived: Derived, lives: pa.Table, part: LakePart, given: Mapping[str,
     columns = {}
     for field in arrow_schema(derived.schema):
         column = given[field.name] if field.name in given else lives[field.name]
-        if isinstance(column, pa.Array | pa.ChunkedArray):
-            columns[field.name] = column
-        elif isinstance(column, str):
-            same = pa.array(np.zeros(count, np.int32))
-            columns[field.name] = pa.DictionaryArray.from_arrays(same, pa.array([column]))
-        elif column is None:
-            columns[field.name] = pa.nulls(count, field.type)
-        else:
-            columns[field.name] = pa.repeat(pa.scalar(column, field.type), count)
+        is_column = isinstance(column, pa.Array | pa.ChunkedArray)
+        columns[field.name] = column if is_column else constant(column, field.type, count)
     return pa.table(columns).append_column("part_number", lives["part_number"])

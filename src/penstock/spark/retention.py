@@ -25,7 +25,14 @@ from penstock.spark.audit import audit, is_judged
 from penstock.spark.derive import files_of, is_up_to_date, table_of
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.duck import DuckConnection, quoted
-from penstock.spark.fold import FoldedPart, FoldWork, RangeWork, fold_parts, view_unsealed
+from penstock.spark.fold import (
+    FoldedPart,
+    FoldWork,
+    RangeWork,
+    files_added,
+    fold_parts,
+    view_unsealed,
+)
 from penstock.spark.ingest import events_table
 from penstock.spark.lake import Lake, LakeBusy, TableFile, locked, our_errors, scratch
 from penstock.spark.part_events import LakePart
@@ -43,7 +50,8 @@ from penstock.spark.seals import (
     sealed_folds,
 )
 from penstock.spark.selection import SCHEMA
-from penstock.spark.tables import FINDINGS, FOLDS, MESSAGES, PART_TABLES, QUEUES
+from penstock.spark.sums import PartSums, sets_of
+from penstock.spark.tables import FINDINGS, FOLDS, MESSAGES, QUEUES
 
 # A part is split only if at least one in so many of its messages can be sealed: a split costs as
 # much as a fold, and leaves one more file in every table.
@@ -64,6 +72,7 @@ class SplitPart:
 
     sealed: FoldedPart
     rest: list[FoldedPart]
+    sums: list[dict[str, str]]
 
 
 def drop_before(
@@ -136,13 +145,33 @@ class _Split:
                 ),
                 str(queues),
                 str(self.lake.path),
+                str(self.scratch),
                 str(chosen),
             )
             for part in parts
         ]
         made = distribute(self.open_spark, split_part, work, SplitPart, self.scratch, progress)
         ranges = {part.name for part in parts}
-        return _plan_of(made, [p for p in map(_name, folds) if range_of(p) in ranges])
+        return self._plan_of(made, [p for p in map(_name, folds) if range_of(p) in ranges])
+
+    def _plan_of(self, made: Sequence[SplitPart], before: Sequence[str]) -> PartsPlan:
+        """The plan of these splits of ranges, which had these parts before."""
+        last: dict[str, int] = {}
+        for each in made:
+            store = each.sealed.part.store
+            newest = int(each.sealed.added[FOLDS.name].largest["last_sequence"])
+            last[store] = max(newest, last.get(store, 0))
+        parts = [part for each in made for part in (each.sealed, *each.rest)]
+        open_before = [name for name in before if not is_sealed(name)]
+        names = sorted({*open_before, *(part.part.name for part in parts)})
+        with DuckConnection(len(os.sched_getaffinity(0))) as duck:
+            sums = PartSums(self.lake, duck)
+            sums.load()
+            sums.replace(names, [files for each in made for files in each.sums])
+            sets = sets_of(names)
+            summed = sums.write(sets)
+        added = {**files_added(parts), **summed}
+        return PartsPlan(time.time_ns(), names, added, sets, last_sequences=last)
 
     def _choose(self, duck: DuckConnection, before_ms: int, chosen: Path) -> list[LakePart]:
         """Writes which messages are to be sealed; the parts that they are of."""
@@ -179,30 +208,17 @@ class _Split:
 
 def split_part(work: FoldWork, threads: int) -> SplitPart:
     """Makes the files of a sealed part, and those of its range without it."""
-    [sealed] = fold_parts(work, threads)
+    first = fold_parts(work, threads)
+    [sealed] = first.parts
     path = Path(work.lake, FOLDS.name, sealed.added[FOLDS.name].path)
     [given] = work.ranges
     rest = replace(given, part=replace(given.part, seal=0), sealed=(*given.sealed, str(path)))
-    work = FoldWork((rest,), work.queues, work.lake)
-    return SplitPart(sealed, fold_parts(work, threads))
+    others = fold_parts(FoldWork((rest,), work.queues, work.lake, work.scratch), threads)
+    return SplitPart(sealed, others.parts, [first.sums, others.sums])
 
 
 def _name(file: TableFile) -> str:
     return str(file.part)
-
-
-def _plan_of(made: Sequence[SplitPart], before: Sequence[str]) -> PartsPlan:
-    """The plan of these splits of ranges, which had these parts before."""
-    last: dict[str, int] = {}
-    for each in made:
-        store = each.sealed.part.store
-        newest = int(each.sealed.added[FOLDS.name].largest["last_sequence"])
-        last[store] = max(newest, last.get(store, 0))
-    parts = [part for each in made for part in (each.sealed, *each.rest)]
-    added = {table.name: [part.added[table.name] for part in parts] for table in PART_TABLES}
-    open_before = [name for name in before if not is_sealed(name)]
-    names = sorted({*open_before, *(part.part.name for part in parts)})
-    return PartsPlan(time.time_ns(), names, added, last_sequences=last)
 
 
 def _drop_sealed(lake: Lake) -> Dropped:

@@ -5,8 +5,8 @@
     STORE-SHARD-N.K    sealed: their events are dropped (`spark.retention`). Never made again
 
 Each message has its rows in one of these, and what parts add to other tables stays the same sum. A
-change of parts changes ten tables, which must agree on which message is in which part. All files of
-it are written first, then a plan that names them:
+change of parts changes several tables, which must agree on which message is in which part. All
+files of it are written first, then a plan that names them:
 
     LAKE/parts.json        the change that a run is committing, table by table
     LAKE/retention.json    the same of a retention, which drops events after that
@@ -16,13 +16,14 @@ Every process that locks the tables completes such a plan first.
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from penstock.spark.lake import AddedFile, Lake, Table, TableFile
-from penstock.spark.tables import FOLDS, MESSAGES, PART_TABLES, Derived
+from penstock.spark.lake import AddedFile, Lake, Table, TableFile, commit_all
+from penstock.spark.tables import FOLDS, MESSAGES, PART_TABLES, SUMMED_TABLES, Derived
 
 # A plan of a run and a plan of a retention: their files, and the application transactions that say
 # which plan a table was last changed by. Both may exist: a retention drops its events last.
@@ -34,6 +35,7 @@ SEAL: Final = _RETENTION[1]
 class PartsPlan(msgspec.Struct, frozen=True):
     """One change: the files that each table gets, and the parts that they replace, None for all.
 
+    `sets` are the sets of parts that are replaced in the tables that have those (`spark.sums`).
     `transactions` go into each commit. Of a retention, `last_sequences` gives for each store the
     newest event that may be dropped.
     """
@@ -41,8 +43,16 @@ class PartsPlan(msgspec.Struct, frozen=True):
     id: int
     parts: list[str] | None
     added: dict[str, list[AddedFile]]
+    # A plan of an older version has none: there, these tables had parts as all others.
+    sets: list[str] | msgspec.UnsetType | None = msgspec.UNSET
     transactions: dict[str, int] = {}
     last_sequences: dict[str, int] = {}
+
+    def replaced_in(self, table: Derived) -> list[str] | None:
+        """What is replaced in a table, None for all."""
+        if table in SUMMED_TABLES and self.sets is not msgspec.UNSET:
+            return self.sets
+        return self.parts
 
     def save(self, lake: Lake) -> None:
         """Makes the plan durable: from here on it will be completed."""
@@ -79,12 +89,15 @@ def complete_tables(lake: Lake) -> None:
         plan = _read_plan(lake, name)
         if plan is None:
             continue
-        for each in PART_TABLES:
-            table = part_table(lake, each)
-            if table.committed(transaction) != plan.id:
-                transactions = {**plan.transactions, transaction: plan.id}
-                table.replace(plan.added[each.name], transactions, plan.parts)
+        commit_all(partial(_complete, lake, plan, transaction, each) for each in PART_TABLES)
     (lake.path / _RUN[0]).unlink(missing_ok=True)
+
+
+def _complete(lake: Lake, plan: PartsPlan, transaction: str, derived: Derived) -> None:
+    table = part_table(lake, derived)
+    if table.committed(transaction) != plan.id:
+        transactions = {**plan.transactions, transaction: plan.id}
+        table.replace(plan.added[derived.name], transactions, plan.replaced_in(derived))
 
 
 def is_half_committed(lake: Lake) -> bool:

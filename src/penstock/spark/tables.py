@@ -7,6 +7,10 @@ Tables with rows of single messages, and what messages add to the small tables, 
 each part is a range of a shard's message numbers, and one task makes it from the events of these
 messages alone (`spark.fold`). The small tables are made from those, without any event.
 
+What a part adds to the small tables is little, and every run reads all of it, so those rows are not
+in a file for each part, as the rows of messages are, but together with those of other parts
+(`spark.sums`); `of_part` says which part a row is of.
+
 A purge or a removal ends messages without naming them. A queue has few of those, so they are one
 array in its row of `queues` (`ends`), and a message's own end is the first of them after its last
 event.
@@ -27,8 +31,8 @@ class Derived:
     schema: str
     in_parts: bool = False
     directory: str = "tables"
-    # The order of the rows in a file: whole numbers, the greatest first where a term says so. Its
-    # row groups are small: a reader skips those it needs not.
+    # The order of the rows in a file: whole numbers, the greatest first or nulls last where a term
+    # says so. Its row groups are small: a reader skips those it needs not.
     order: tuple[str, ...] = ()
 
     @property
@@ -77,7 +81,8 @@ FOLDS: Final = Derived(
     "deleted_ms bigint, group_hash bigint, dedup_hash bigint, regular boolean",
     in_parts=True,
     directory="audit",
-    order=("until DESC", "message"),
+    # Checks look for messages of other parts by their groups and dedup ids, which few have.
+    order=("group_hash LAST", "dedup_hash LAST", "until DESC", "message"),
 )
 
 IRREGULAR_EVENTS: Final = Derived(
@@ -88,7 +93,18 @@ IRREGULAR_EVENTS: Final = Derived(
     "until bigint",
     in_parts=True,
     directory="audit",
-    order=("until DESC", "message", "sequence"),
+    order=("group_hash LAST", "dedup_hash LAST", "until DESC", "message", "sequence"),
+)
+
+# The events of the messages in open parts, once more: with new events, an open part is made again
+# from these.
+OPEN_EVENTS: Final = Derived(
+    "open_events",
+    "store string, shard int, message bigint, sequence bigint, kind string, at_ms bigint, "
+    "queue bigint, term bigint, epoch bigint, deadline_ms bigint, visible_at_ms bigint, "
+    "expires_at_ms bigint, priority int, `group` string, dedup_id string, attempt_id string, "
+    "holder string, name string, to_queue bigint, rank bigint, dead boolean, body_bytes bigint",
+    in_parts=True,
 )
 
 QUEUES: Final = Derived(
@@ -122,15 +138,15 @@ ATTEMPTS: Final = Derived(
 
 PART_MINUTES: Final = Derived(
     "part_minutes",
-    "store string, shard int, queue_number bigint, minute bigint, events bigint, entries bigint, "
-    "bytes bigint, pushes bigint, claims bigint, deletes bigint, timeouts bigint, "
-    "messages bigint, in_flight bigint, changes bigint",
+    "of_part string, store string, shard int, queue_number bigint, minute bigint, "
+    "events bigint, entries bigint, bytes bigint, pushes bigint, claims bigint, "
+    "deletes bigint, timeouts bigint, messages bigint, in_flight bigint, changes bigint",
     in_parts=True,
 )
 
 PART_STATUS: Final = Derived(
     "part_status",
-    "store string, shard int, queue_number bigint, visible bigint, delayed bigint, "
+    "of_part string, store string, shard int, queue_number bigint, visible bigint, delayed bigint, "
     "in_flight bigint, messages bigint, stored_bytes bigint, oldest_pushed_at_ms bigint, "
     "purged bigint, unpushed bigint, pushed bigint, deleted bigint, expired bigint, lost bigint, "
     "arrived bigint, left bigint, last_at_ms bigint",
@@ -139,22 +155,22 @@ PART_STATUS: Final = Derived(
 
 LATENCIES: Final = Derived(
     "latencies",
-    "store string, queue string, measure string, hour bigint, bin int, samples bigint, "
-    "max_ms bigint",
+    "of_part string, store string, queue string, measure string, hour bigint, bin int, "
+    "samples bigint, max_ms bigint",
     in_parts=True,
 )
 
 PART_REDELIVERIES: Final = Derived(
     "part_redeliveries",
-    "store string, queue string, claims bigint, messages bigint, timeouts bigint, "
+    "of_part string, store string, queue string, claims bigint, messages bigint, timeouts bigint, "
     "releases bigint, deleted bigint, dead_letters bigint, dead bigint",
     in_parts=True,
 )
 
 PART_GROUPS: Final = Derived(
     "part_groups",
-    "store string, queue string, `group` string, messages bigint, stored_bytes bigint, "
-    "claims bigint, timeouts bigint, dead_letters bigint, live bigint",
+    "of_part string, store string, queue string, `group` string, messages bigint, "
+    "stored_bytes bigint, claims bigint, timeouts bigint, dead_letters bigint, live bigint",
     in_parts=True,
 )
 
@@ -189,7 +205,9 @@ _DEAD_LETTERS: Final = (
     "dead_letter_queue string, `group` string, at timestamp, at_ms bigint, claims bigint, "
     "timeouts bigint, releases bigint, last_holder string, state string"
 )
-PART_DEAD_LETTERS: Final = Derived("part_dead_letters", _DEAD_LETTERS, in_parts=True)
+PART_DEAD_LETTERS: Final = Derived(
+    "part_dead_letters", f"of_part string, {_DEAD_LETTERS}", in_parts=True
+)
 DEAD_LETTERS: Final = Derived("dead_letters", _DEAD_LETTERS)
 
 HOT_QUEUES: Final = Derived(
@@ -227,19 +245,9 @@ BALANCES: Final = Derived(
     directory="audit",
 )
 
-# In the order they are made: each reads only those before it.
-PART_TABLES: Final = (
-    FOLDS,
-    IRREGULAR_EVENTS,
-    MESSAGES,
-    ATTEMPTS,
-    PART_MINUTES,
-    PART_STATUS,
-    LATENCIES,
-    PART_REDELIVERIES,
-    PART_GROUPS,
-    PART_DEAD_LETTERS,
-)
+# In the order they are made: each reads only those before it. First those with rows of single
+# messages, which have a file for each part.
+MESSAGE_TABLES: Final = (FOLDS, IRREGULAR_EVENTS, MESSAGES, ATTEMPTS)
 # What parts add to the small tables.
 SUMMED_TABLES: Final = (
     PART_MINUTES,
@@ -249,6 +257,7 @@ SUMMED_TABLES: Final = (
     PART_GROUPS,
     PART_DEAD_LETTERS,
 )
+PART_TABLES: Final = (*MESSAGE_TABLES, OPEN_EVENTS, *SUMMED_TABLES)
 WHOLE_TABLES: Final = (
     QUEUES,
     QUEUE_STATUS,

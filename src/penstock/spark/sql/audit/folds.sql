@@ -7,7 +7,8 @@
 --                           of its events
 --   until                   its last event if that ended it and every queue it was in has an event
 --                           by which it left; or else no limit: other messages of its group may
---                           have to wait for it. Rows with greater values come first in a file
+--                           have to wait for it. In the table, the purge or removal that ended it,
+--                           if it did (`emptied`). Rows with greater values come first in a file
 --   queue, least_queue, term, least_term
 --                           greatest and least: equal if there is only one
 --   pushed                  the sequence of a push without delay
@@ -20,7 +21,10 @@
 --                           events is there at most once, and the count shows there is no other
 --
 -- For the queries of other tables it also gives what is not in `folds`: group, dedup_id, priority and
--- body_bytes of a message, and holder and attempt_id of the claim of a regular life.
+-- body_bytes of a message, holder and attempt_id of the claim of a regular life, and
+--
+--   push_rank               the rank of its push
+--   unmoved                 pushed once, in one queue since, and no event ended it
 WITH folded AS (
   SELECT message, count(*) AS events, min(sequence) AS first_sequence,
     max(sequence) AS last_sequence,
@@ -39,7 +43,9 @@ WITH folded AS (
     max(group_hash) AS group_hash, max(dedup_hash) AS dedup_hash,
     max("group") AS "group", max(dedup_id) AS dedup_id, max(priority) AS priority,
     max(body_bytes) AS body_bytes, max(holder) FILTER (WHERE kind = 'Claimed') AS holder,
-    max(attempt_id) FILTER (WHERE kind = 'Claimed') AS attempt_id
+    max(attempt_id) FILTER (WHERE kind = 'Claimed') AS attempt_id,
+    max(rank) FILTER (WHERE kind = 'Pushed') AS push_rank,
+    bool_or(to_queue IS NOT NULL OR kind IN ('Moved', 'Departed', 'Arrived')) AS moved
   FROM events GROUP BY message
 ), misplaced AS (
   -- Messages with an event in another queue than the one they had been pushed or moved to.
@@ -61,5 +67,6 @@ SELECT part.store, part.shard, message, events, first_sequence, last_sequence,
   coalesce(events = 1 + CAST(claimed IS NOT NULL AS int) + CAST(deleted IS NOT NULL AS int)
     AND (claimed IS NULL OR claimed > pushed) AND (deleted IS NULL OR deleted > claimed)
     AND pushed IS NOT NULL AND queue = least_queue AND term = least_term, false) AS regular,
-  "group", dedup_id, priority, body_bytes, holder, attempt_id
+  "group", dedup_id, priority, body_bytes, holder, attempt_id, push_rank,
+  pushes = 1 AND ended IS NULL AND queue = least_queue AND NOT moved AS unmoved
 FROM folded, part

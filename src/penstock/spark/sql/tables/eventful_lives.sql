@@ -43,8 +43,7 @@ WITH irregular AS (
   SELECT queue_number FROM queues WHERE queue IN (SELECT dead_letter FROM queues)
 ), emptied AS (
   -- The first purge or removal after the last event of a message that has no end of its own.
-  SELECT message, list_filter(ends, lambda one: one.sequence > last_sequence
-    AND (one.before IS NULL OR coalesce(rank, message) < one.before))[1] AS emptying
+  SELECT message, {EMPTYING} AS emptying
   FROM folded JOIN queues ON queues.queue_number = held_in_number
   WHERE end_kind IS NULL AND ends <> []
 ), judged AS (
