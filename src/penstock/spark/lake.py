@@ -245,8 +245,10 @@ class Table:
         held = _snapshots.get(self.path)
         newest = newest_commit(self._commits_path, None if held is None else held.newest.version)
         # Most often the last commit says it: the table need not be opened.
-        if newest is not None and application in newest.transactions:
-            return newest.transactions[application]
+        if newest is not None:
+            found = dict(newest.transactions).get(application)
+            if found is not None:
+                return found
         delta = self.delta()
         return None if delta is None else delta.transaction_version(application)
 

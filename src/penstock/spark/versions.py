@@ -40,7 +40,7 @@ class NewestCommit(NamedTuple):
 
     version: int
     digest: bytes
-    transactions: dict[str, int]
+    transactions: tuple[tuple[str, int], ...]
 
 
 def newest_commit(directory: Path, known: int | None = None) -> NewestCommit | None:
@@ -68,14 +68,14 @@ def newest_commit(directory: Path, known: int | None = None) -> NewestCommit | N
     return NewestCommit(version, digest, _transactions(content))
 
 
-def _transactions(commit: bytes) -> dict[str, int]:
+def _transactions(commit: bytes) -> tuple[tuple[str, int], ...]:
     """The application transactions in a commit, as far as they can be read."""
     lines = [line for line in commit.splitlines() if line.startswith(b'{"txn":')]
     try:
         found = [json.loads(line)["txn"] for line in lines]
-        return {each["appId"]: each["version"] for each in found}
+        return tuple((each["appId"], each["version"]) for each in found)
     except (ValueError, KeyError, TypeError):
-        return {}
+        return ()
 
 
 def commits_in(directory: Path) -> int:

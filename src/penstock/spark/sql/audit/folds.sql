@@ -21,10 +21,9 @@
 --                           events is there at most once, and the count shows there is no other
 --
 -- For the queries of other tables it also gives what is not in `folds`: group, dedup_id, priority and
--- body_bytes of a message, holder and attempt_id of the claim of a regular life, and
---
---   push_rank               the rank of its push
---   unmoved                 pushed once, in one queue since, and no event ended it
+-- body_bytes of a message, holder and attempt_id of the claim of a regular life, the rank of a push
+-- (push_rank), and whether a message was pushed once, in one queue since, and ended by no event
+-- (unmoved).
 WITH folded AS (
   SELECT message, count(*) AS events, min(sequence) AS first_sequence,
     max(sequence) AS last_sequence,
