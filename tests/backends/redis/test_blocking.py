@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import redis
@@ -137,12 +138,21 @@ def test_no_push_of_many_threads_is_lost(queues):
 
 def test_the_reply_of_an_interrupted_push_is_not_taken_for_that_of_the_next(queues, server):
     queues.push("orders", b"one")
-    interrupt = threading.Timer(
-        0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
-    )
+    main = threading.main_thread()
+    status = Path(f"/proc/self/task/{main.native_id}/stat")
+
+    def interrupt_the_wait():
+        # A signal before the thread sleeps would be handled when the wait has timed out.
+        slept = 0
+        while slept < 3:
+            time.sleep(0.1)
+            slept = slept + 1 if status.read_text().rpartition(")")[2].split()[0] == "S" else 0
+        signal.pthread_kill(main.ident, signal.SIGINT)
+
+    interrupt = threading.Thread(target=interrupt_the_wait)
 
     def push_and_be_interrupted():
-        # The timer begins here: outside the block below, an interrupt would end all tests.
+        # It begins here: outside the block below, an interrupt would end all tests.
         interrupt.start()
         queues.push("orders", b"two")
 
