@@ -195,11 +195,16 @@ class _Audit:
         paths = [each.path for each in table_of(self._lake, derived).files()]
         self._duck.files(name, paths, derived.types)
 
+    def _load_balances(self) -> None:
+        """Reads what the events of each part come to: several queries use it, from many files."""
+        self._files("stored_balances", BALANCES)
+        self._duck.table("balances", "FROM stored_balances")
+
     def judge(self, everything: bool, progress: Progress) -> int:
         """Judges the parts that changed, and then the journals; how many parts that were."""
         balances, findings = table_of(self._lake, BALANCES), table_of(self._lake, FINDINGS)
         if not everything and findings.committed(_SOURCE) == self._version:
-            self._files("balances", BALANCES)
+            self._load_balances()
             checks.describe_stores(self._duck)
             return 0
         self._describe_queues()
@@ -218,7 +223,7 @@ class _Audit:
             findings.replace(added, {}, None if findings.delta() is None else names)
             every = None if balances.delta() is None else names
             balances.replace([each.balances for each in made], {}, every)
-        self._files("balances", BALANCES)
+        self._load_balances()
         checks.load_engine(self._duck, {})
         checks.describe_stores(self._duck)
         rows = checks.find_in_stores(self._duck, self._view_events)

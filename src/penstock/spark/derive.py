@@ -135,28 +135,31 @@ class _Run:
 
     def make(self, progress: Progress) -> DerivedTables:
         """Makes the tables that are out of date, in order."""
-        with DuckConnection(len(os.sched_getaffinity(0))) as duck:
-            self._append_queue_events(duck)
+        versions = {table_of(self.lake, each).committed(_QUERIES) for each in PART_TABLES}
+        everything = self.rebuild or versions != {QUERIES_VERSION}
+        # Two threads of this process use the connection at once, most of the time.
+        threads = max(1, len(os.sched_getaffinity(0)) // 2)
+        with DuckConnection(threads) as duck, ThreadPoolExecutor(1) as beside:
             sums = PartSums(self.lake, duck)
-            # Made from what is known before the parts are; only `queues` itself needs the parts.
             sums.load([PART_STATUS])
+            # What parts add to the small tables is read while the parts are made.
+            loaded = beside.submit(sums.load, only_sealed=everything)
+            self._append_queue_events(duck)
+            # Made from what is known before the parts are; only `queues` itself needs the parts.
             duck.table("queues", QUEUES.rows)
             queues = self.scratch / "queues.parquet"
             duck.write("SELECT * FROM queues", str(queues))
-            ranges = self._touched(duck)
+            ranges = None if everything else self._touched(duck)
             progress(0.05)
-            with ThreadPoolExecutor(1) as beside:
-                # What parts add to the small tables is read while the tasks run.
-                loaded = beside.submit(sums.load, only_sealed=ranges is None)
-                folded = self._fold(ranges, queues, lambda part: progress(0.05 + 0.9 * part))
-                loaded.result()
-                replaced = None if ranges is None else self._parts_before(ranges, folded)
-                sums.replace(replaced, [each.sums for each in folded])
-                # These are written and committed while the other tables are made.
-                parts = beside.submit(self._commit_parts, sums, replaced, folded)
-                commits = [self._make_whole(duck, each) for each in WHOLE_TABLES]
-                parts.result()
-                commit_all(commits)
+            folded = self._fold(ranges, queues, lambda part: progress(0.05 + 0.9 * part))
+            loaded.result()
+            replaced = None if ranges is None else self._parts_before(ranges, folded)
+            sums.replace(replaced, [each.sums for each in folded])
+            # These are written and committed while the other tables are made.
+            parts = beside.submit(self._commit_parts, sums, replaced, folded)
+            commits = [self._make_whole(duck, each) for each in WHOLE_TABLES]
+            parts.result()
+            commit_all(commits)
         made = sum(len(each.parts) for each in folded)
         tables = [*PART_TABLES, *WHOLE_TABLES] if made else WHOLE_TABLES
         progress(1)
@@ -236,14 +239,11 @@ class _Run:
                 table.add(added, self._transactions())
         duck.files("queue_events", *self._now(QUEUE_EVENTS))
 
-    def _touched(self, duck: DuckConnection) -> dict[LakePart, bool] | None:
-        """The ranges with parts to be made again, None for all ranges.
+    def _touched(self, duck: DuckConnection) -> dict[LakePart, bool]:
+        """The ranges with parts to be made again.
 
         True if closed parts are to be made again too, and not only the open part.
         """
-        versions = {table_of(self.lake, each).committed(_QUERIES) for each in PART_TABLES}
-        if self.rebuild or versions != {QUERIES_VERSION}:
-            return None
         seen = self._seen(PART_TABLES)
         new = self._new_events(duck, seen)
         known = " OR ".join(

@@ -422,10 +422,9 @@ def _write_parts(
 
 def _closed(duck: DuckConnection, lives: NumberedLives) -> Array:
     """The numbers of the messages in closed parts."""
-    is_closed = pa.array(lives.all["part_number"].to_numpy() % 2 != 0)
+    regular = lives.all["message"].to_numpy()[lives.all["part_number"].to_numpy() % 2 != 0]
     others = duck.rows("SELECT message FROM other_folds WHERE part_number % 2 <> 0")
-    found = [rows["message"].to_numpy() for rows in (lives.all.filter(is_closed), others)]
-    return np.concatenate(found)
+    return np.concatenate([regular, others["message"].to_numpy()])
 
 
 def _until_emptied(lives: pa.Table) -> pa.Table:
@@ -488,7 +487,8 @@ class PartedRows:
         for term in order:
             name, _, how = term.partition(" ")
             if how == "LAST":
-                keys.append(rows[name].is_null().to_numpy().astype(np.uint8))
+                # As digits of one number: each key is one more pass over all rows.
+                keys[-1] = 2 * keys[-1] + rows[name].is_null().to_numpy()
             else:
                 values = rows[name].to_numpy()
                 keys.append(-values if how else values)

@@ -46,11 +46,15 @@ class PartSums:
         self._loaded: set[str] = set()
 
     def load(self, tables: Sequence[Derived] = SUMMED_TABLES, *, only_sealed: bool = False) -> None:
-        """Reads the tables that were not read yet, or of those the rows of sealed parts."""
-        for each in tables:
-            if each.name not in self._loaded:
-                self._duck.table(each.name, self._rows(each, only_sealed))
-                self._loaded.add(each.name)
+        """Reads the tables that were not read yet, or of those the rows of sealed parts.
+
+        As `write`, it may be called by another thread than the one that uses the connection.
+        """
+        with self._duck.other_thread() as duck:
+            for each in tables:
+                if each.name not in self._loaded:
+                    duck.table(each.name, self._rows(each, only_sealed))
+                    self._loaded.add(each.name)
 
     def _rows(self, table: Derived, only_sealed: bool) -> str:
         files = [
@@ -84,10 +88,7 @@ class PartSums:
                 self._duck.run(f"INSERT INTO {each.name} BY NAME SELECT * FROM {files}")
 
     def write(self, sets: Iterable[str] | None) -> dict[str, list[AddedFile]]:
-        """Writes the new files of these sets, None for all: those of each table.
-
-        May be called by another thread than the one that uses the connection.
-        """
+        """Writes the new files of these sets, None for all: those of each table."""
         with self._duck.other_thread() as duck:
             return {each.name: self._write(duck, each, sets) for each in SUMMED_TABLES}
 
