@@ -8,7 +8,7 @@ stay as they are in others:
     STORE-SHARD_N    the closed parts of SET_RANGES ranges of it
     STORE-SHARD.N    the sealed ones
 
-A table has one file for each set, and Delta's log calls a set a part. When a part changes, the
+A table has one file for each set, and Delta calls a set a part. When a part changes, the
 files of its set are written again, from the rows that the connection has of all parts.
 """
 

@@ -145,7 +145,7 @@ def test_the_reply_of_an_interrupted_push_is_not_taken_for_that_of_the_next(queu
         # A signal before the thread sleeps would be handled when the wait has timed out.
         slept = 0
         while slept < 3:
-            time.sleep(0.1)
+            threading.Event().wait(0.1)
             slept = slept + 1 if status.read_text().rpartition(")")[2].split()[0] == "S" else 0
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
