@@ -1,5 +1,6 @@
 """What a run reads and writes again when few events are new: open parts, and the sums of sets."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,14 @@ from penstock.spark.lake import Lake, Table
 from penstock.spark.retention import drop_before
 from penstock.spark.seals import is_sealed
 from penstock.spark.sums import SET_RANGES, set_of
-from penstock.spark.tables import FOLDS, OPEN_EVENTS, PART_TABLES, SUMMED_TABLES, WHOLE_TABLES
+from penstock.spark.tables import (
+    FOLDS,
+    OPEN_EVENTS,
+    PART_TABLES,
+    SUMMED_TABLES,
+    TABLES,
+    WHOLE_TABLES,
+)
 from tests.spark.test_checks import T
 from tests.spark.test_increments import (
     PART,
@@ -176,3 +184,21 @@ def test_the_sums_of_sealed_parts_of_an_older_lake_are_kept(lake, monkeypatch, k
     for each in SUMMED_TABLES:
         assert all(part.count("-") == 1 for part in paths_of(lake, each)), each.name
     assert {set_of(part) for part in sealed} <= set(paths_of(lake, SUMMED_TABLES[0]))
+
+
+def test_a_plan_that_an_older_release_left_is_completed_and_the_tables_are_made_again(lake):
+    rows = lives(PART, 1)
+    add_events(lake, rows)
+    derive(no_spark, lake)
+    expected = {each.name: rows_of(lake, each) for each in TABLES}
+    known = [each for each in PART_TABLES if each is not OPEN_EVENTS]
+    plan = {
+        "id": 7,
+        "parts": [],
+        "added": {each.name: [] for each in known},
+        "transactions": {"queries": 5},
+    }
+    (lake.path / "parts.json").write_text(json.dumps(plan))
+    assert derive(no_spark, lake).parts == 1
+    assert not (lake.path / "parts.json").exists()
+    assert {each.name: rows_of(lake, each) for each in TABLES} == expected

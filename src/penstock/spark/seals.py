@@ -97,7 +97,9 @@ def _complete(lake: Lake, plan: PartsPlan, transaction: str, derived: Derived) -
     table = part_table(lake, derived)
     if table.committed(transaction) != plan.id:
         transactions = {**plan.transactions, transaction: plan.id}
-        table.replace(plan.added[derived.name], transactions, plan.replaced_in(derived))
+        # A plan of an older version names no files of a table that was added since.
+        added = plan.added.get(derived.name, [])
+        table.replace(added, transactions, plan.replaced_in(derived))
 
 
 def is_half_committed(lake: Lake) -> bool:
