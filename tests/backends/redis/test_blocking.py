@@ -3,7 +3,6 @@
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import redis
@@ -138,28 +137,24 @@ def test_no_push_of_many_threads_is_lost(queues):
 
 def test_the_reply_of_an_interrupted_push_is_not_taken_for_that_of_the_next(queues, server):
     queues.push("orders", b"one")
-    main = threading.main_thread()
-    status = Path(f"/proc/self/task/{main.native_id}/stat")
-
-    def interrupt_the_wait():
-        # A signal before the thread sleeps would be handled when the wait has timed out.
-        slept = 0
-        while slept < 3:
-            threading.Event().wait(0.1)
-            slept = slept + 1 if status.read_text().rpartition(")")[2].split()[0] == "S" else 0
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    interrupt = threading.Thread(target=interrupt_the_wait)
+    interrupt = threading.Timer(
+        0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
+    )
 
     def push_and_be_interrupted():
-        # It begins here: outside the block below, an interrupt would end all tests.
+        # The timer begins here: outside the block below, an interrupt would end all tests.
         interrupt.start()
         queues.push("orders", b"two")
 
-    with server.stalled():
-        with pytest.raises(KeyboardInterrupt):
-            push_and_be_interrupted()
-        interrupt.join()
+    # A process that was started in the background ignores the signal.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with server.stalled():
+            with pytest.raises(KeyboardInterrupt):
+                push_and_be_interrupted()
+            interrupt.join()
+    finally:
+        signal.signal(signal.SIGINT, handler)
     pushed = queues.push("orders", b"three")
     assert {m.body: m.id for m in queues.peek("orders", 10)}[b"three"] == pushed
 
