@@ -15,6 +15,7 @@ from penstock.spark import distribute, part_events
 from penstock.spark import lake as lakes
 from penstock.spark.audit import audit
 from penstock.spark.derive import derive, table_of
+from penstock.spark.ingest import events_table
 from penstock.spark.lake import Lake, Table
 from penstock.spark.retention import drop_before
 from penstock.spark.seals import is_sealed
@@ -112,6 +113,19 @@ def test_an_open_part_is_made_again_without_the_files_of_its_old_events(lake):
     made = {each.name: rows_of(lake, each) for each in PART_TABLES}
     derive(no_spark, lake, rebuild=True)
     assert {each.name: rows_of(lake, each) for each in PART_TABLES} == made
+
+
+def test_new_events_that_were_joined_with_old_ones_in_a_file_count_once(lake):
+    rows = lives(2 * PART, 1, ended=PART - 5)
+    add_events(lake, rows)
+    derive(no_spark, lake)
+    add_events(lake, event("Claimed", len(rows) + 1, queue=1, message=PART - 1, epoch=1))
+    assert events_table(lake).compact(0)["joined"] == 2
+    assert derive(no_spark, lake).parts == 1
+    made = {each.name: rows_of(lake, each) for each in TABLES}
+    derive(no_spark, lake, rebuild=True)
+    assert {each.name: rows_of(lake, each) for each in TABLES} == made
+    assert len(rows_of(lake, OPEN_EVENTS)) == 5 + 1 + PART
 
 
 def test_messages_that_a_purge_ended_are_closed_and_come_back_with_an_event(lake):
