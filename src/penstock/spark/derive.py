@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 
 from penstock.spark import part_events
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
-from penstock.spark.duck import DuckConnection, quoted, read_files
+from penstock.spark.duck import DuckConnection, no_rows, quoted, read_files
 from penstock.spark.fold import (
     FoldedRanges,
     FoldWork,
@@ -57,7 +57,6 @@ from penstock.spark.sums import PartSums, sets_of
 from penstock.spark.tables import (
     FOLDS,
     OPEN_EVENTS,
-    PART_STATUS,
     PART_TABLES,
     QUEUE_EVENTS,
     QUEUES,
@@ -137,29 +136,29 @@ class _Run:
         """Makes the tables that are out of date, in order."""
         versions = {table_of(self.lake, each).committed(_QUERIES) for each in PART_TABLES}
         everything = self.rebuild or versions != {QUERIES_VERSION}
+        cores = len(os.sched_getaffinity(0))
         # Two threads of this process use the connection at once, most of the time.
-        threads = max(1, len(os.sched_getaffinity(0)) // 2)
-        with DuckConnection(threads) as duck, ThreadPoolExecutor(1) as beside:
+        with DuckConnection(max(1, cores // 2)) as duck, ThreadPoolExecutor(cores) as beside:
+            touched = None if everything else beside.submit(self._touched, duck)
             sums = PartSums(self.lake, duck)
-            sums.load([PART_STATUS])
-            # What parts add to the small tables is read while the parts are made.
-            loaded = beside.submit(sums.load, only_sealed=everything)
             self._append_queue_events(duck)
             # Made from what is known before the parts are; only `queues` itself needs the parts.
             duck.table("queues", QUEUES.rows)
             queues = self.scratch / "queues.parquet"
             duck.write("SELECT * FROM queues", str(queues))
-            ranges = None if everything else self._touched(duck)
+            ranges = None
+            if touched is not None:
+                ranges = touched.result() | self._touched_by_queues(duck, touched.result())
             progress(0.05)
             folded = self._fold(ranges, queues, lambda part: progress(0.05 + 0.9 * part))
-            loaded.result()
             replaced = None if ranges is None else self._parts_before(ranges, folded)
             sums.replace(replaced, [each.sums for each in folded])
+            duck.table("queues", QUEUES.rows)
             # These are written and committed while the other tables are made.
             parts = beside.submit(self._commit_parts, sums, replaced, folded)
-            commits = [self._make_whole(duck, each) for each in WHOLE_TABLES]
+            whole = [beside.submit(self._make_whole, duck, each) for each in WHOLE_TABLES]
             parts.result()
-            commit_all(commits)
+            commit_all([each.result() for each in whole])
         made = sum(len(each.parts) for each in folded)
         tables = [*PART_TABLES, *WHOLE_TABLES] if made else WHOLE_TABLES
         progress(1)
@@ -201,8 +200,8 @@ class _Run:
         """The files of a table as it is now, and its columns."""
         return [each.path for each in table_of(self.lake, derived).files()], derived.types
 
-    def _new_events(self, duck: DuckConnection, seen: Mapping[str, int]) -> str:
-        """A view of the events behind these offsets; files without any are left out."""
+    def _new_events(self, seen: Mapping[str, int]) -> str:
+        """A query of the events behind these offsets; files without any are left out."""
         files = [
             each.path
             for each in self.files
@@ -212,13 +211,9 @@ class _Run:
                 for store, offset in seen.items()
             )
         ]
-        known = " OR ".join(
-            f'(store = {quoted(store)} AND "offset" >= {offset})' for store, offset in seen.items()
-        )
-        columns = {**QUEUE_EVENTS.types, "message": "bigint"}
-        duck.files("some_events", files, columns)
-        duck.view("new_events", f"SELECT * FROM some_events WHERE {known or 'false'}")
-        return "new_events"
+        if not files:
+            return no_rows({**QUEUE_EVENTS.types, "message": "bigint"})
+        return f"SELECT * FROM {read_files(*files)} WHERE {_behind(seen)}"
 
     def _append_queue_events(self, duck: DuckConnection) -> None:
         """Adds the new events that name no message to their table."""
@@ -226,10 +221,10 @@ class _Run:
         if self.rebuild or not is_current(table, self.events):
             columns = ", ".join(f'"{name}"' for name in QUEUE_EVENTS.columns)
             seen = dict.fromkeys(self.stores, 0) if self.rebuild else self._seen([QUEUE_EVENTS])
-            new = self._new_events(duck, seen)
             path = table.new_file()
             duck.write(
-                f"SELECT {columns} FROM {new} WHERE message IS NULL ORDER BY store, sequence",
+                f"SELECT {columns} FROM ({self._new_events(seen)}) WHERE message IS NULL "
+                "ORDER BY store, sequence",
                 str(path),
             )
             added = [AddedFile.of(table.path, path)]
@@ -240,36 +235,42 @@ class _Run:
         duck.files("queue_events", *self._now(QUEUE_EVENTS))
 
     def _touched(self, duck: DuckConnection) -> dict[LakePart, bool]:
-        """The ranges with parts to be made again.
+        """The ranges with new events of messages.
 
-        True if closed parts are to be made again too, and not only the open part.
+        True if messages of closed parts are among them: then those are to be made again too, and
+        not only the open part. Runs in another thread than the one that uses the connection.
         """
+        with duck.other_thread() as duck:
+            duck.table(
+                "new_messages",
+                "SELECT DISTINCT store, shard, message, "
+                f"message // {part_events.PART_MESSAGES} AS nth "
+                f"FROM ({self._new_events(self._seen(PART_TABLES))}) WHERE message IS NOT NULL",
+            )
+            found = {
+                _range(*row): False
+                for row in duck.fetch("SELECT DISTINCT store, shard, nth FROM new_messages")
+            }
+            closed = closed_files(table_of(self.lake, FOLDS).files())
+            paths = [path for part in found for path in closed.get(part.name, ())]
+            duck.files("closed_folds", paths, FOLDS.types)
+            for row in duck.fetch("""
+                SELECT DISTINCT store, shard, nth
+                FROM new_messages SEMI JOIN closed_folds USING (store, shard, message)"""):
+                found[_range(*row)] = True
+        return found
+
+    def _touched_by_queues(
+        self, duck: DuckConnection, touched: Mapping[LakePart, bool]
+    ) -> dict[LakePart, bool]:
+        """The ranges with messages that a new event of a queue changes; true as above."""
         seen = self._seen(PART_TABLES)
-        new = self._new_events(duck, seen)
-        known = " OR ".join(
-            f'(store = {quoted(store)} AND "offset" >= {offset})' for store, offset in seen.items()
-        )
-        duck.table("new_changes", f"SELECT * FROM queue_events WHERE {known or 'false'}")
-        duck.table(
-            "new_messages",
-            f"SELECT DISTINCT store, shard, message, message // {part_events.PART_MESSAGES} AS nth "
-            f"FROM {new} WHERE message IS NOT NULL",
-        )
-        found = {
-            _range(*row): False
-            for row in duck.fetch("SELECT DISTINCT store, shard, nth FROM new_messages")
-        }
-        closed = closed_files(table_of(self.lake, FOLDS).files())
-        paths = [path for part in found for path in closed.get(part.name, ())]
-        duck.files("closed_folds", paths, FOLDS.types)
-        for row in duck.fetch("""
-            SELECT DISTINCT store, shard, nth
-            FROM new_messages SEMI JOIN closed_folds USING (store, shard, message)"""):
-            found[_range(*row)] = True
+        duck.table("new_changes", f"SELECT * FROM queue_events WHERE {_behind(seen)}")
+        found: dict[LakePart, bool] = {}
         for name, is_whole in self._parts_changed_by_queues(duck):
             store, shard, nth = range_of(name).rsplit("-", 2)
             part = _range(store, int(shard), int(nth))
-            found[part] = is_whole or found.get(part, False)
+            found[part] = is_whole or found.get(part, False) or touched.get(part, False)
         return found
 
     def _parts_changed_by_queues(self, duck: DuckConnection) -> list[tuple[str, bool]]:
@@ -391,18 +392,23 @@ class _Run:
         return [_range(*row) for row in found]
 
     def _make_whole(self, duck: DuckConnection, derived: Derived) -> Callable[[], None]:
-        """Makes a small table; those after it in the order read it from memory.
-
-        Returns what commits it, if it is not the newest already.
-        """
+        """Makes a small table, if it is not the newest already. Returns what commits it."""
         table = table_of(self.lake, derived)
-        duck.table(derived.name, derived.rows)
         if not self.rebuild and is_current(table, self.events):
             return lambda: None
         path = table.new_file()
-        duck.write(f"SELECT * FROM {derived.name}", str(path))
+        with duck.other_thread() as own:
+            own.write(derived.rows if derived is not QUEUES else "FROM queues", str(path))
         transactions = {_SOURCE: self.version, _QUERIES: QUERIES_VERSION}
         return lambda: table.replace([AddedFile.of(table.path, path)], transactions)
+
+
+def _behind(seen: Mapping[str, int]) -> str:
+    """The condition that an event is behind the offset of its journal."""
+    journals = [
+        f'(store = {quoted(store)} AND "offset" >= {offset})' for store, offset in seen.items()
+    ]
+    return " OR ".join(journals) or "false"
 
 
 def _range(store: str, shard: int, nth: int) -> LakePart:

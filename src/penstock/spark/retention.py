@@ -166,7 +166,6 @@ class _Split:
         names = sorted({*open_before, *(part.part.name for part in parts)})
         with DuckConnection(len(os.sched_getaffinity(0))) as duck:
             sums = PartSums(self.lake, duck)
-            sums.load()
             sums.replace(names, [files for each in made for files in each.sums])
             sets = sets_of(names)
             summed = sums.write(sets)

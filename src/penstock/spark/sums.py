@@ -9,14 +9,14 @@ stay as they are in others:
     STORE-SHARD.N    the sealed ones
 
 A table has one file for each set, and Delta calls a set a part. When a part changes, the
-files of its set are written again, from the rows that the connection has of all parts.
+files of its set are written again, from its rows and the new ones.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from penstock.spark.duck import GROUP_ROWS, DuckConnection, no_rows, quoted, read_files
-from penstock.spark.lake import PART, AddedFile, Lake
+from penstock.spark.lake import PART, AddedFile, Lake, TableFile
 from penstock.spark.seals import is_closed, is_sealed, part_table, range_of
 from penstock.spark.tables import SUMMED_TABLES, Derived
 
@@ -38,75 +38,86 @@ def sets_of(parts: Iterable[str]) -> list[str]:
 
 
 class PartSums:
-    """The rows of these tables, each a table of the connection."""
+    """The rows of these tables. Each is a view of the connection, which reads the table's files.
+
+    Gold reads most of them once: rows that were copied into the connection first would take longer.
+    """
 
     def __init__(self, lake: Lake, duck: DuckConnection) -> None:
         self._lake = lake
         self._duck = duck
-        self._loaded: set[str] = set()
-
-    def load(self, tables: Sequence[Derived] = SUMMED_TABLES, *, only_sealed: bool = False) -> None:
-        """Reads the tables that were not read yet, or of those the rows of sealed parts.
-
-        As `write`, it may be called by another thread than the one that uses the connection.
-        """
-        with self._duck.other_thread() as duck:
-            for each in tables:
-                if each.name not in self._loaded:
-                    duck.table(each.name, self._rows(each, only_sealed))
-                    self._loaded.add(each.name)
-
-    def _rows(self, table: Derived, only_sealed: bool) -> str:
-        files = [
-            file
-            for file in part_table(self._lake, table).files()
-            if is_sealed(file.part) or not only_sealed
-        ]
-        rows = [no_rows(table.types)]
-        if paths := [file.path for file in files if _is_set(file.part)]:
-            rows.append(f"SELECT * FROM {read_files(*paths)}")
-        # A table of an older lake had one file for each part, whose rows do not name it.
-        if paths := [file.path for file in files if not _is_set(file.part)]:
-            part = f"regexp_extract(filename, '{PART}=([^/]*)/', 1)"
-            named = read_files(*paths, named=True)
-            rows.append(f"SELECT {part} AS of_part, * EXCLUDE (filename) FROM {named}")
-        return " UNION ALL BY NAME ".join(rows)
+        self._files = {each.name: part_table(lake, each).files() for each in SUMMED_TABLES}
+        self._stays = "true"
+        for each in SUMMED_TABLES:
+            duck.view(each.name, _stored(each, self._files[each.name]))
 
     def replace(self, parts: Iterable[str] | None, made: Sequence[Mapping[str, str]]) -> None:
         """Puts new rows in the place of those of these parts.
 
         None stands for all parts but sealed ones, which are never made again. `made` are files with
-        new rows, one for each table; all tables are loaded.
+        new rows, one for each table.
         """
-        gone = "NOT contains(of_part, '.')"
-        if parts is not None:
-            gone = f"of_part IN ({', '.join(map(quoted, sorted(set(parts)))) or 'NULL'})"
+        if parts is None:
+            self._stays = "contains(of_part, '.')"
+        elif names := sorted(set(parts)):
+            self._stays = f"of_part NOT IN ({', '.join(map(quoted, names))})"
         for each in SUMMED_TABLES:
-            self._duck.run(f"DELETE FROM {each.name} WHERE {gone}")
-            if made:
-                files = read_files(*(files[each.name] for files in made))
-                self._duck.run(f"INSERT INTO {each.name} BY NAME SELECT * FROM {files}")
+            files = [
+                file for file in self._files[each.name] if parts is not None or is_sealed(file.part)
+            ]
+            self._files[each.name] = files
+            paths = [made_files[each.name] for made_files in made]
+            new = f"SELECT * FROM {read_files(*paths)}" if paths else no_rows(each.types)
+            self._duck.table(f"new_{each.name}", new)
+            self._duck.view(
+                each.name,
+                f"SELECT * FROM ({_stored(each, files)}) WHERE {self._stays} "
+                f"UNION ALL BY NAME FROM new_{each.name}",
+            )
 
     def write(self, sets: Iterable[str] | None) -> dict[str, list[AddedFile]]:
-        """Writes the new files of these sets, None for all: those of each table."""
+        """Writes the new files of these sets, None for all: those of each table.
+
+        It may be called by another thread than the one that uses the connection.
+        """
         with self._duck.other_thread() as duck:
             return {each.name: self._write(duck, each, sets) for each in SUMMED_TABLES}
 
     def _write(
         self, duck: DuckConnection, table: Derived, sets: Iterable[str] | None
     ) -> list[AddedFile]:
-        parts: dict[str, list[str]] = {}
-        for (part,) in duck.fetch(f"SELECT DISTINCT of_part FROM {table.name}"):
-            parts.setdefault(set_of(part), []).append(part)
+        new: dict[str, list[str]] = {}
+        for (part,) in duck.fetch(f"SELECT DISTINCT of_part FROM new_{table.name}"):
+            new.setdefault(set_of(part), []).append(part)
+        old: dict[str, list[TableFile]] = {}
+        for file in self._files[table.name]:
+            name = str(file.part)
+            old.setdefault(name if _is_set(name) else set_of(name), []).append(file)
         found = part_table(self._lake, table)
         columns = ", ".join(f'"{name}"' for name in table.columns)
         added = []
-        for name in sorted(parts):
-            if sets is None or name in sets:
-                listed = ", ".join(map(quoted, parts[name]))
-                rows = f"SELECT {columns} FROM {table.name} WHERE of_part IN ({listed})"
-                added.append(found.write(name, duck.rows(rows), GROUP_ROWS))
+        for name in sorted(old.keys() | new.keys() if sets is None else sets):
+            parts = ", ".join(map(quoted, new.get(name, ()))) or "NULL"
+            rows = duck.rows(
+                f"SELECT {columns} FROM ({_stored(table, old.get(name, ()))}) WHERE {self._stays} "
+                f"UNION ALL SELECT {columns} FROM new_{table.name} WHERE of_part IN ({parts})"
+            )
+            if len(rows):
+                added.append(found.write(name, rows, GROUP_ROWS))
         return added
+
+
+def _stored(table: Derived, files: Sequence[TableFile]) -> str:
+    """The rows that files of a table have."""
+    rows = [no_rows(table.types)]
+    if paths := [file.path for file in files if _is_set(file.part)]:
+        rows.append(f"SELECT * FROM {read_files(*paths)}")
+    # A table of an older lake had one file for each part, whose rows do not name it.
+    if paths := [file.path for file in files if not _is_set(file.part)]:
+        part = f"regexp_extract(filename, '{PART}=([^/]*)/', 1)"
+        named = read_files(*paths, named=True)
+        rows.append(f"SELECT {part} AS of_part, * EXCLUDE (filename) FROM {named}")
+    return " UNION ALL BY NAME ".join(rows)
 
 
 def _is_set(part: str | None) -> bool:
