@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from penstock.spark.blocks import INDEX_BITS
 from penstock.spark.checks import CHECKS, CheckFinding
 from penstock.spark.derive import derive, files_of, table_of
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
-from penstock.spark.duck import GROUP_ROWS, DuckConnection, read_files
+from penstock.spark.duck import GROUP_ROWS, DuckConnection, no_rows, quoted, read_files
 from penstock.spark.fold import view_unsealed
 from penstock.spark.ingest import copy_events, events_table
 from penstock.spark.judge import (
@@ -64,6 +65,8 @@ _SOURCE: Final = "folds"
 # The part of `findings` that is about whole journals.
 _STORES: Final = "stores"
 _Key = tuple[str, int, int]
+# The file of the fold, and the context, that a part was last judged by.
+_Judged = tuple[str, str]
 _FOUND: Final = ", ".join(f'"{name}"' for name in FINDINGS.columns)
 
 
@@ -195,35 +198,61 @@ class _Audit:
         paths = [each.path for each in table_of(self._lake, derived).files()]
         self._duck.files(name, paths, derived.types)
 
-    def _load_balances(self) -> None:
-        """Reads what the events of each part come to: several queries use it, from many files."""
-        self._files("stored_balances", BALANCES)
-        self._duck.table("balances", "FROM stored_balances")
+    def _load_balances(self) -> dict[str, _Judged]:
+        """Makes `balances`, what the events of each part come to, and says how each was judged.
+
+        It may be called by another thread than the one that uses the connection.
+        """
+        files = {each.path: str(each.part) for each in table_of(self._lake, BALANCES).files()}
+        with self._duck.other_thread() as duck:
+            duck.table(
+                "balances",
+                f"SELECT * FROM {read_files(*files, named=True)}"
+                if files
+                else no_rows({**BALANCES.types, "filename": "varchar"}),
+            )
+            rows = duck.fetch("SELECT DISTINCT filename, folds, context FROM balances")
+        return {files[path]: (fold, context) for path, fold, context in rows}
+
+    def _replace_balances(self, parts: Sequence[str], made: Sequence[JudgedPart]) -> None:
+        """Puts the rows of new files in the place of those of these parts, also in `balances`."""
+        table = table_of(self._lake, BALANCES)
+        names = set(parts)
+        old = [each.path for each in table.files() if each.part in names]
+        added = [each.balances for each in made]
+        table.replace(added, {}, None if table.delta() is None else parts)
+        if old:
+            gone = ", ".join(map(quoted, old))
+            self._duck.run(f"DELETE FROM balances WHERE filename IN ({gone})")
+        if added:
+            files = read_files(*(str(table.path / each.path) for each in added), named=True)
+            self._duck.run(f"INSERT INTO balances BY NAME SELECT * FROM {files}")
 
     def judge(self, everything: bool, progress: Progress) -> int:
         """Judges the parts that changed, and then the journals; how many parts that were."""
-        balances, findings = table_of(self._lake, BALANCES), table_of(self._lake, FINDINGS)
+        findings = table_of(self._lake, FINDINGS)
         if not everything and findings.committed(_SOURCE) == self._version:
             self._load_balances()
             checks.describe_stores(self._duck)
             return 0
-        self._describe_queues()
-        contexts = self._contexts()
-        before = {} if everything else self._judged_before()
+        with ThreadPoolExecutor(1) as beside:
+            # They are in many small files.
+            loaded = beside.submit(self._load_balances)
+            self._describe_queues()
+            contexts = self._contexts()
+            before = loaded.result()
         changed = [
             part
             for part in self.parts
-            if before.get(part.part) != (fold_of(part), contexts[part.part])
+            if everything or before.get(part.part) != (fold_of(part), contexts[part.part])
         ]
         names = [part.part for part in changed] + self._lost_parts(contexts)
         made = self._distribute(changed, contexts, progress)
-        if names or balances.delta() is None:
+        if names or table_of(self._lake, BALANCES).delta() is None:
             # Findings first: a part counts as judged once its balances say so.
             added = [each.findings for each in made if each.findings is not None]
             findings.replace(added, {}, None if findings.delta() is None else names)
-            every = None if balances.delta() is None else names
-            balances.replace([each.balances for each in made], {}, every)
-        self._load_balances()
+            self._replace_balances(names, made)
         checks.load_engine(self._duck, {})
         checks.describe_stores(self._duck)
         rows = checks.find_in_stores(self._duck, self._view_events)
@@ -241,16 +270,6 @@ class _Audit:
     def _contexts(self) -> dict[str, str]:
         parts = [(each.part, each.store, each.shard, each.last_sequence) for each in self.parts]
         return checks.contexts(self._duck, parts) if parts else {}
-
-    def _judged_before(self) -> dict[str, tuple[str, str]]:
-        """For each part, the fold and the context it was last judged by."""
-        files = {each.path: each.part for each in table_of(self._lake, BALANCES).files()}
-        if not files:
-            return {}
-        rows = self._duck.fetch(
-            f"SELECT DISTINCT filename, folds, context FROM {read_files(*files, named=True)}"
-        )
-        return {str(files[path]): (fold, context) for path, fold, context in rows}
 
     def _distribute(
         self, changed: Sequence[PartFiles], contexts: Mapping[str, str], progress: Progress
