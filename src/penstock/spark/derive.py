@@ -60,6 +60,7 @@ from penstock.spark.tables import (
     PART_TABLES,
     QUEUE_EVENTS,
     QUEUES,
+    SUMMED_TABLES,
     TABLES,
     WHOLE_TABLES,
     Derived,
@@ -154,10 +155,13 @@ class _Run:
             replaced = None if ranges is None else self._parts_before(ranges, folded)
             sums.replace(replaced, [each.sums for each in folded])
             duck.table("queues", QUEUES.rows)
-            # These are written and committed while the other tables are made.
-            parts = beside.submit(self._commit_parts, sums, replaced, folded)
+            sets = None if replaced is None else sets_of(replaced)
+            summed = {each.name: beside.submit(sums.write, each, sets) for each in SUMMED_TABLES}
             whole = [beside.submit(self._make_whole, duck, each) for each in WHOLE_TABLES]
-            parts.result()
+            # These are committed while the other tables are made.
+            self._commit_parts(
+                replaced, sets, folded, {name: files.result() for name, files in summed.items()}
+            )
             commit_all([each.result() for each in whole])
         made = sum(len(each.parts) for each in folded)
         tables = [*PART_TABLES, *WHOLE_TABLES] if made else WHOLE_TABLES
@@ -346,14 +350,17 @@ class _Run:
         return found
 
     def _commit_parts(
-        self, sums: PartSums, replaced: Set[str] | None, folded: Sequence[FoldedRanges]
+        self,
+        replaced: Set[str] | None,
+        sets: list[str] | None,
+        folded: Sequence[FoldedRanges],
+        summed: Mapping[str, list[AddedFile]],
     ) -> None:
         """Commits the tables in parts, in place of these parts, None for all but sealed ones."""
         tables = [table_of(self.lake, each) for each in PART_TABLES]
         if replaced == set() and all(is_current(table, self.events) for table in tables):
             return
         made = [part for each in folded for part in each.parts]
-        sets = None if replaced is None else sets_of(replaced)
         if replaced is None:
             now = {str(each.part) for each in table_of(self.lake, FOLDS).files()}
             if any(map(is_sealed, now)):
@@ -362,7 +369,7 @@ class _Run:
         PartsPlan(
             time.time_ns(),
             None if replaced is None else sorted(replaced),
-            {**files_added(made), **sums.write(sets)},
+            {**files_added(made), **summed},
             sets,
             self._transactions(),
         ).save(self.lake)

@@ -51,7 +51,7 @@ from penstock.spark.seals import (
 )
 from penstock.spark.selection import SCHEMA
 from penstock.spark.sums import PartSums, sets_of
-from penstock.spark.tables import FINDINGS, FOLDS, MESSAGES, QUEUES
+from penstock.spark.tables import FINDINGS, FOLDS, MESSAGES, QUEUES, SUMMED_TABLES
 
 # A part is split only if at least one in so many of its messages can be sealed: a split costs as
 # much as a fold, and leaves one more file in every table.
@@ -168,7 +168,7 @@ class _Split:
             sums = PartSums(self.lake, duck)
             sums.replace(names, [files for each in made for files in each.sums])
             sets = sets_of(names)
-            summed = sums.write(sets)
+            summed = {each.name: sums.write(each, sets) for each in SUMMED_TABLES}
         added = {**files_added(parts), **summed}
         return PartsPlan(time.time_ns(), names, added, sets, last_sequences=last)
 

@@ -75,13 +75,13 @@ class PartSums:
                 f"UNION ALL BY NAME FROM new_{each.name}",
             )
 
-    def write(self, sets: Iterable[str] | None) -> dict[str, list[AddedFile]]:
-        """Writes the new files of these sets, None for all: those of each table.
+    def write(self, table: Derived, sets: Iterable[str] | None) -> list[AddedFile]:
+        """Writes the new files of these sets of a table, None for all.
 
         It may be called by another thread than the one that uses the connection.
         """
         with self._duck.other_thread() as duck:
-            return {each.name: self._write(duck, each, sets) for each in SUMMED_TABLES}
+            return self._write(duck, table, sets)
 
     def _write(
         self, duck: DuckConnection, table: Derived, sets: Iterable[str] | None
