@@ -53,6 +53,7 @@ from penstock.spark.parts import (
     resume_claims,
     settle_part,
 )
+from penstock.spark.workers import spare_modules
 
 VISIBILITY_S: Final = 600
 BATCH_MESSAGES: Final = 10_000
@@ -310,6 +311,7 @@ class ConsumeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def read_parts(group: PartGroup) -> Iterator[pa.RecordBatch]:
     """The messages of each part as an Arrow batch of exactly the schema; none if they lapsed."""
+    spare_modules()
     schema = to_arrow_schema(StructType.fromJson(json.loads(group.schema)), timezone="UTC")
     with penstock.connect(group.url) as queues:
         for part in group.parts:

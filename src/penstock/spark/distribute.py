@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
+from penstock.spark.workers import spare_modules
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -94,6 +96,7 @@ def _body(
     def body(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         import pyarrow as pa
 
+        spare_modules()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 result = msgspec.msgpack.encode(function(work[number], 1))

@@ -21,12 +21,13 @@ from penstock.errors import JournalError
 from penstock.journal import readers
 from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
 from penstock.spark.lake import AddedFile, Lake, Table, locked, our_errors
-from penstock.spark.selection import SCHEMA, SPAN_BYTES, SourceOptions, now_ms, spans
+from penstock.spark.selection import SCHEMA, SourceOptions, now_ms, spans
 from penstock.spark.spans import Span, write_span
 from penstock.spark.stream import Point, Stream, align
 
 EVENTS: Final = "events"
 BATCH_BYTES: Final = 256 << 20
+SPAN_BYTES: Final = 32 << 20
 # Up to so many spans are read in this process: starting Spark takes longer.
 _FEW_SPANS: Final = 2
 # Files of a batch until they are committed; Delta ignores names that begin with an underscore.
@@ -168,6 +169,7 @@ class _Ingest:
         if archive is not None:
             given["archive"] = archive
         given["spanBytes"] = str(span_bytes)
+        self._span_bytes = span_bytes
         # Events that a run committed whose point is not known are left out.
         given["fromOffset"] = str(self._table.committed(f"offset/{self._store}") or 0)
         self._options = SourceOptions.of(given)
@@ -178,7 +180,7 @@ class _Ingest:
         at = self._start()
         self._register(at.offset)
         end = self._stream.end
-        if end.offset - at.offset > _FEW_SPANS * self._options.span_bytes:
+        if end.offset - at.offset > _FEW_SPANS * self._span_bytes:
             self._local_max = 0
         shutil.rmtree(self._staging, ignore_errors=True)
         try:

@@ -46,6 +46,7 @@ from penstock.errors import InvalidField, PenstockError
 from penstock.service import PushMany, PushReply, check_name
 from penstock.spark.options import listed, read_options, required, shared_url, usual_spelling
 from penstock.spark.rowids import Array, RowIds
+from penstock.spark.workers import spare_modules
 
 # A frame is one append, during which the engine serves no other caller.
 FRAME_ROWS_MAX: Final = 2_000
@@ -162,6 +163,7 @@ def push_rows(plan: Plan, write: str, batches: Iterator[pa.RecordBatch]) -> Writ
 
     A thread sends one frame after another, in order, while the next ones are made here.
     """
+    spare_modules()
     task = TaskContext.get()
     assert task is not None
     partition = task.partitionId()

@@ -21,6 +21,7 @@ from penstock.errors import StoreUnusable
 from penstock.spark.blocks import CODED_COLUMNS, COLUMNS, Block, Wanted, blocks
 from penstock.spark.ordering import stable_order
 from penstock.spark.stream import Point, Stream
+from penstock.spark.workers import spare_modules
 
 FILES_SCHEMA: Final = "file string, rows bigint"
 # How much of the events, as Arrow has them, is put in order and written: what a task holds at most.
@@ -61,6 +62,7 @@ def read_span(span: Span) -> Iterator[pa.RecordBatch]:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
+    spare_modules()
     schema = to_arrow_schema(StructType.fromJson(json.loads(span.schema)), timezone="UTC")
     if span.into is not None:
         return _write(span, span.into, schema)
