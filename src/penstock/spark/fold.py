@@ -294,7 +294,7 @@ def _closing(duck: DuckConnection, work: FoldWork, lives: pa.Table) -> set[int]:
 
 @dataclass(frozen=True)
 class NumberedLives:
-    """The folds of regular lives in the order of their parts' numbers, with hashes of texts.
+    """The folds of regular lives, with hashes of texts: all, and apart in the order of their parts.
 
     A simple one is deleted, or its queue was not emptied since its last event.
     """
@@ -313,7 +313,6 @@ def _numbered(
     is_closed = np.isin(nth, list(closing)) & _has_ended(lives)
     numbers = 2 * (nth - first.nth) + is_closed
     lives = lives.append_column("part_number", pa.array(numbers, pa.int32()))
-    lives = lives.take(pa.array(stable_order(numbers)))
     for text, hashed in (("group", "group_hash"), ("dedup_id", "dedup_hash")):
         lives = lives.append_column(hashed, _hashes(duck, lives[text]))
     closed = f"{_ENDED} AND message // {first.messages} IN ({', '.join(map(str, closing))})"
@@ -323,8 +322,10 @@ def _numbered(
         f"+ CAST({closed if closing else 'false'} AS int) AS part_number, "
         "regular AND deleted IS NOT NULL AS simple FROM queried_folds",
     )
-    simple = lives["simple"]
-    return NumberedLives(lives, lives.filter(simple), lives.filter(pc.invert(simple)))
+    order = stable_order(numbers)
+    is_simple = lives["simple"].to_numpy()[order]
+    simple, others = (lives.take(pa.array(order[chosen])) for chosen in (is_simple, ~is_simple))
+    return NumberedLives(lives, simple, others)
 
 
 def _last_emptied(duck: DuckConnection, queues: pa.ChunkedArray) -> Array:
