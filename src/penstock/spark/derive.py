@@ -153,7 +153,8 @@ class _Run:
             progress(0.05)
             folded = self._fold(ranges, queues, lambda part: progress(0.05 + 0.9 * part))
             replaced = None if ranges is None else self._parts_before(ranges, folded)
-            sums.replace(replaced, [each.sums for each in folded])
+            new = [part.part.name for each in folded for part in each.parts]
+            sums.replace(replaced, new, [each.sums for each in folded])
             duck.table("queues", QUEUES.rows)
             sets = None if replaced is None else sets_of(replaced)
             summed = {each.name: beside.submit(sums.write, each, sets) for each in SUMMED_TABLES}

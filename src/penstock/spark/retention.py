@@ -166,7 +166,8 @@ class _Split:
         names = sorted({*open_before, *(part.part.name for part in parts)})
         with DuckConnection(len(os.sched_getaffinity(0))) as duck:
             sums = PartSums(self.lake, duck)
-            sums.replace(names, [files for each in made for files in each.sums])
+            new = [part.part.name for part in parts]
+            sums.replace(names, new, [files for each in made for files in each.sums])
             sets = sets_of(names)
             summed = {each.name: sums.write(each, sets) for each in SUMMED_TABLES}
         added = {**files_added(parts), **summed}

@@ -48,15 +48,26 @@ class PartSums:
         self._duck = duck
         self._files = {each.name: part_table(lake, each).files() for each in SUMMED_TABLES}
         self._stays = "true"
+        self._new_sets: dict[str, int] = {}
         for each in SUMMED_TABLES:
             duck.view(each.name, _stored(each, self._files[each.name]))
 
-    def replace(self, parts: Iterable[str] | None, made: Sequence[Mapping[str, str]]) -> None:
-        """Puts new rows in the place of those of these parts.
+    def replace(
+        self,
+        parts: Iterable[str] | None,
+        new: Iterable[str],
+        made: Sequence[Mapping[str, str]],
+    ) -> None:
+        """Puts rows of new parts in the place of those of these parts.
 
         None stands for all parts but sealed ones, which are never made again. `made` are files with
-        new rows, one for each table.
+        the new rows, one for each table.
         """
+        names = sorted(set(new))
+        self._new_sets = {name: number for number, name in enumerate(sets_of(names))}
+        rows = [f"({quoted(name)}, {self._new_sets[set_of(name)]})" for name in names]
+        listed = ", ".join(rows) or "(NULL, NULL)"
+        self._duck.table("new_parts", f"SELECT * FROM (VALUES {listed}) AS p(of_part, set_number)")
         if parts is None:
             self._stays = "contains(of_part, '.')"
         elif names := sorted(set(parts)):
@@ -67,8 +78,8 @@ class PartSums:
             ]
             self._files[each.name] = files
             paths = [made_files[each.name] for made_files in made]
-            new = f"SELECT * FROM {read_files(*paths)}" if paths else no_rows(each.types)
-            self._duck.table(f"new_{each.name}", new)
+            found = read_files(*paths) if paths else f"({no_rows(each.types)})"
+            self._duck.table(f"new_{each.name}", f"FROM {found} JOIN new_parts USING (of_part)")
             self._duck.view(
                 each.name,
                 f"SELECT * FROM ({_stored(each, files)}) WHERE {self._stays} "
@@ -86,9 +97,6 @@ class PartSums:
     def _write(
         self, duck: DuckConnection, table: Derived, sets: Iterable[str] | None
     ) -> list[AddedFile]:
-        new: dict[str, list[str]] = {}
-        for (part,) in duck.fetch(f"SELECT DISTINCT of_part FROM new_{table.name}"):
-            new.setdefault(set_of(part), []).append(part)
         old: dict[str, list[TableFile]] = {}
         for file in self._files[table.name]:
             name = str(file.part)
@@ -96,11 +104,11 @@ class PartSums:
         found = part_table(self._lake, table)
         columns = ", ".join(f'"{name}"' for name in table.columns)
         added = []
-        for name in sorted(old.keys() | new.keys() if sets is None else sets):
-            parts = ", ".join(map(quoted, new.get(name, ()))) or "NULL"
+        for name in sorted(old.keys() | self._new_sets.keys() if sets is None else sets):
+            number = self._new_sets.get(name, -1)
             rows = duck.rows(
                 f"SELECT {columns} FROM ({_stored(table, old.get(name, ()))}) WHERE {self._stays} "
-                f"UNION ALL SELECT {columns} FROM new_{table.name} WHERE of_part IN ({parts})"
+                f"UNION ALL SELECT {columns} FROM new_{table.name} WHERE set_number = {number}"
             )
             if len(rows):
                 added.append(found.write(name, rows, GROUP_ROWS))
