@@ -1,5 +1,6 @@
 """Work done here or by Spark, whose errors are raised as ours; a table is opened once a commit."""
 
+import gc
 import os
 import shutil
 import threading
@@ -40,6 +41,14 @@ def test_as_many_pieces_as_cores_run_at_once_and_a_single_one_has_all_cores(two_
     assert shown == [0.25, 0.5, 0.75, 1]
     assert distribute(no_spark, lambda *given: given, ["one"], tuple, tmp_path) == [("one", 2)]
     assert distribute(no_spark, run, [], tuple, tmp_path) == []
+
+
+def test_collections_of_garbage_in_tasks_of_spark_spare_what_is_loaded(spark, tmp_path):
+    def run(piece, threads):
+        return gc.get_freeze_count()
+
+    counts = distribute(lambda: spark, run, range(3), int, tmp_path, local_max=0)
+    assert min(counts) > 10_000
 
 
 def test_a_piece_that_fails_ends_the_work_with_its_error(two_cores, tmp_path):

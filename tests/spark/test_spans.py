@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 import penstock
 from penstock.core import events as facts
 from penstock.errors import InvalidField, StoreUnusable
-from penstock.spark import spans
+from penstock.spark import selection, spans
 from penstock.spark.blocks import COLUMNS
 from penstock.spark.selection import SCHEMA, SourceOptions
 from penstock.spark.source import JournalBatch, PenstockSource
@@ -65,6 +65,27 @@ def test_a_file_has_every_column_as_the_lake_has_it(store, tmp_path):
     assert found["entry"].to_pylist() == list(range(1, 1001))
     assert set(found["body"].to_pylist()) == {b"x" * 40}
     assert sum(row["rows"] for row in rows) == 1000
+
+
+@pytest.mark.parametrize(
+    ("range_mib", "span_mib"), [(0, 8), (60, 8), (256, 32), (1_000, 125), (10_000, 128)]
+)
+def test_a_task_reads_an_eighth_of_the_journal_within_limits(range_mib, span_mib):
+    assert selection.usual_span_bytes(range_mib << 20) == span_mib << 20
+
+
+def test_a_journal_of_any_size_has_work_for_eight_tasks(store, monkeypatch):
+    monkeypatch.setattr(selection, "_SPAN_BYTES_MIN", 1)
+    read = JournalBatch(
+        SourceOptions.of({"path": str(store)}), StructType().add("entry", LongType())
+    )
+    parts = [
+        [row["entry"] for batch in spans.read_span(part.value) for row in batch.to_pylist()]
+        for part in read.partitions()
+    ]
+    # The last one has what the ends of entries leave of the journal.
+    assert len(parts) in (8, 9)
+    assert [entry for part in parts for entry in part] == list(range(1, 1001))
 
 
 def test_what_does_not_fit_a_row_group_goes_into_the_next(store, tmp_path, monkeypatch):

@@ -103,8 +103,7 @@ def spans(
     wanted = options.wanted
     if options.queues:
         wanted = replace(wanted, queues=queue_numbers(stream, options.queues, end))
-    share = (end.offset - start.offset) // _SPANS
-    span_bytes = options.span_bytes or min(max(share, _SPAN_BYTES_MIN), _SPAN_BYTES_MAX)
+    span_bytes = options.span_bytes or usual_span_bytes(end.offset - start.offset)
     points = [start]
     while points[-1].offset + span_bytes < end.offset:
         point = align(stream.scan, points[-1].offset + span_bytes, end)
@@ -120,6 +119,11 @@ def spans(
         and (not b.entry or b.entry > first)
         and (last is None or a.entry < last)
     ]
+
+
+def usual_span_bytes(range_bytes: int) -> int:
+    """How much one task reads of a range of this size, unless an option says so."""
+    return min(max(range_bytes // _SPANS, _SPAN_BYTES_MIN), _SPAN_BYTES_MAX)
 
 
 def queue_numbers(stream: Stream, queues: Sequence[str], end: Point) -> tuple[int, ...]:
