@@ -78,7 +78,7 @@ def test_every_target_is_computed_from_ratios_within_a_round():
         "narrow": [12.0, 6.0],
         "prebuilt": [8.0, 4.0],
     }
-    lake = {"tables_s": 10.0, "tenth_s": 2.0, "new_s": 1.0, "rebuild_s": 20.0}
+    lake = {"tables_s": [30.0, 9.0, 10.0], "tenth_s": 2.0, "new_s": 1.0, "rebuild_s": 20.0}
     commands = {"run": 5.0, "audit": 4.0, "run, nothing new": 0.5, "audit, nothing new": 0.6}
     sink = {"sink": [12.0], "client": [2.0]}
     run = spark.SparkFigures(*journals, {}, rates, lake, audit, commands, sink)

@@ -17,9 +17,12 @@ from penstock.core import events as facts
 from penstock.errors import InvalidField, StoreUnusable
 from penstock.spark import selection, spans
 from penstock.spark.blocks import COLUMNS
+from penstock.spark.ingest import copy_events, events_table
+from penstock.spark.lake import Lake
 from penstock.spark.selection import SCHEMA, SourceOptions
 from penstock.spark.source import JournalBatch, PenstockSource
 from tests.spark.journals import flip, write_store
+from tests.spark.test_increments import no_spark
 
 FILES = StructType().add("file", StringType()).add("rows", LongType())
 ENTRY_BYTES = 32 + 16 + 64 + 40
@@ -68,7 +71,7 @@ def test_a_file_has_every_column_as_the_lake_has_it(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("range_mib", "span_mib"), [(0, 8), (60, 8), (256, 32), (1_000, 125), (10_000, 128)]
+    ("range_mib", "span_mib"), [(0, 32), (60, 32), (400, 50), (1_000, 125), (10_000, 128)]
 )
 def test_a_task_reads_an_eighth_of_the_journal_within_limits(range_mib, span_mib):
     assert selection.usual_span_bytes(range_mib << 20) == span_mib << 20
@@ -86,6 +89,22 @@ def test_a_journal_of_any_size_has_work_for_eight_tasks(store, monkeypatch):
     # The last one has what the ends of entries leave of the journal.
     assert len(parts) in (8, 9)
     assert [entry for part in parts for entry in part] == list(range(1, 1001))
+
+
+def test_the_size_of_spans_follows_from_what_is_read(store, monkeypatch):
+    monkeypatch.setattr(selection, "_SPAN_BYTES_MIN", 1)
+    given = {"path": str(store), "fromOffset": str(900 * ENTRY_BYTES)}
+    read = JournalBatch(SourceOptions.of(given), StructType().add("entry", LongType()))
+    parts = read.partitions()
+    assert len(parts) in (8, 9)
+    assert sum(len(batch) for part in parts for batch in spans.read_span(part.value)) == 100
+
+
+def test_a_small_journal_is_copied_without_spark(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(selection, "_SPAN_BYTES_MIN", 1)
+    lake = Lake.open(tmp_path / "lake", create=True)
+    copy_events(no_spark, lake, str(store), None)
+    assert events_table(lake).rows() == 1000
 
 
 def test_what_does_not_fit_a_row_group_goes_into_the_next(store, tmp_path, monkeypatch):

@@ -205,14 +205,12 @@ class _Audit:
         """
         files = {each.path: str(each.part) for each in table_of(self._lake, BALANCES).files()}
         with self._duck.other_thread() as duck:
-            duck.table(
-                "balances",
-                f"SELECT * FROM {read_files(*files, named=True)}"
-                if files
-                else no_rows({**BALANCES.types, "filename": "varchar"}),
-            )
-            rows = duck.fetch("SELECT DISTINCT filename, folds, context FROM balances")
-        return {files[path]: (fold, context) for path, fold, context in rows}
+            rows = no_rows({**BALANCES.types, "filename": "varchar"})
+            if files:
+                rows += f" UNION ALL BY NAME SELECT * FROM {read_files(*files, named=True)}"
+            duck.table("balances", rows)
+            found = duck.fetch("SELECT DISTINCT filename, folds, context FROM balances")
+        return {files[path]: (fold, context) for path, fold, context in found}
 
     def _replace_balances(self, parts: Sequence[str], made: Sequence[JudgedPart]) -> None:
         """Puts the rows of new files in the place of those of these parts, also in `balances`."""

@@ -13,7 +13,6 @@ are complete but older. Tables in parts are changed together, by a plan (`spark.
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,7 +20,13 @@ from typing import Final
 from deltalake import DeltaTable
 
 from penstock.spark import part_events
-from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
+from penstock.spark.distribute import (
+    OpenSpark,
+    Progress,
+    distribute,
+    no_progress,
+    threads_until_error,
+)
 from penstock.spark.duck import DuckConnection, no_rows, quoted, read_files
 from penstock.spark.fold import (
     FoldedRanges,
@@ -70,6 +75,8 @@ _SOURCE: Final = "events"
 # Increased when a query changes: tables made by older queries are made again.
 QUERIES_VERSION: Final = 6
 _QUERIES: Final = "queries"
+# How many small tables are made at once, at most: they share the memory of one connection.
+_AT_ONCE: Final = 4
 _PURGES: Final = "kind IN ('QueuePurged', 'QueueRemoved')"
 
 
@@ -134,12 +141,15 @@ class _Run:
         self.stores = self._stores()
 
     def make(self, progress: Progress) -> DerivedTables:
-        """Makes the tables that are out of date, in order."""
+        """Makes the tables that are out of date."""
         versions = {table_of(self.lake, each).committed(_QUERIES) for each in PART_TABLES}
         everything = self.rebuild or versions != {QUERIES_VERSION}
         cores = len(os.sched_getaffinity(0))
-        # Two threads of this process use the connection at once, most of the time.
-        with DuckConnection(max(1, cores // 2)) as duck, ThreadPoolExecutor(cores) as beside:
+        # Each of several threads of this process makes a table by itself.
+        with (
+            DuckConnection(max(1, cores // 2)) as duck,
+            threads_until_error(min(cores, _AT_ONCE)) as beside,
+        ):
             touched = None if everything else beside.submit(self._touched, duck)
             sums = PartSums(self.lake, duck)
             self._append_queue_events(duck)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -78,16 +79,23 @@ def _run_here(function: Callable[[W, int], R], work: Sequence[W], progress: Prog
     cores = len(os.sched_getaffinity(0))
     at_once = max(1, min(cores, len(work)))
     results = []
-    with ThreadPoolExecutor(at_once) as pool:
+    with threads_until_error(at_once) as pool:
         pieces = [pool.submit(function, piece, cores // at_once) for piece in work]
+        for done in as_completed(pieces):
+            results.append(done.result())
+            progress(len(results) / len(work))
+    return results
+
+
+@contextmanager
+def threads_until_error(count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool of threads; after an error in the block, what they have not begun is left undone."""
+    with ThreadPoolExecutor(count) as pool:
         try:
-            for done in as_completed(pieces):
-                results.append(done.result())
-                progress(len(results) / len(work))
+            yield pool
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return results
 
 
 def _body(

@@ -67,7 +67,7 @@ class DuckConnection:
         self._connection: Any = duckdb.connect(config=settings)
         self._connection.execute("SET GLOBAL TimeZone = 'UTC'")
         # Statements that read the same files parse their footers once: files never change.
-        self._connection.execute("SET parquet_metadata_cache = true")
+        self._connection.execute("SET GLOBAL parquet_metadata_cache = true")
 
     def __enter__(self) -> "DuckConnection":
         return self

@@ -294,9 +294,10 @@ def _closing(duck: DuckConnection, work: FoldWork, lives: pa.Table) -> set[int]:
 
 @dataclass(frozen=True)
 class NumberedLives:
-    """The folds of regular lives, with hashes of texts: all, and apart in the order of their parts.
+    """The folds of regular lives, with hashes of texts.
 
-    A simple one is deleted, or its queue was not emptied since its last event.
+    A simple one is deleted, or its queue was not emptied since its last event. `all` are in any
+    order, `simple` and `others` in the order of their parts' numbers.
     """
 
     all: pa.Table

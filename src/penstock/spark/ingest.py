@@ -258,7 +258,12 @@ def copy_events(
     """
     table = events_table(lake)
     staging = table.path / _STAGING
-    given = {"path": os.path.abspath(journal), "mode": "files", "into": str(staging)}
+    given = {
+        "path": os.path.abspath(journal),
+        "mode": "files",
+        "into": str(staging),
+        "spanBytes": str(SPAN_BYTES),
+    }
     if archive is not None:
         given["archive"] = os.path.abspath(archive)
     stream = Stream(journal, archive)

@@ -18,9 +18,9 @@ from penstock.spark.options import instant_ms, listed, read_options, required, u
 from penstock.spark.spans import Span
 from penstock.spark.stream import Point, Stream, align
 
-# How much of a journal one task reads, unless options say so: an eighth of it within these limits.
-# A task of Spark takes some 80 ms more than its events do, so few large ones are faster.
-_SPAN_BYTES_MIN: Final = 8 << 20
+# How much of a journal one task reads without the option: an eighth of it, within these limits. A
+# task of Spark takes some 80 ms more than its events do, so few large ones are faster.
+_SPAN_BYTES_MIN: Final = 32 << 20
 _SPAN_BYTES_MAX: Final = 128 << 20
 _SPANS: Final = 8
 _RANGES: Final = ("fromEntry", "toEntry", "fromTime", "toTime", "fromOffset")
@@ -103,7 +103,8 @@ def spans(
     wanted = options.wanted
     if options.queues:
         wanted = replace(wanted, queues=queue_numbers(stream, options.queues, end))
-    span_bytes = options.span_bytes or usual_span_bytes(end.offset - start.offset)
+    first_offset = max(start.offset, wanted.from_offset or 0)
+    span_bytes = options.span_bytes or usual_span_bytes(end.offset - first_offset)
     points = [start]
     while points[-1].offset + span_bytes < end.offset:
         point = align(stream.scan, points[-1].offset + span_bytes, end)
@@ -122,7 +123,7 @@ def spans(
 
 
 def usual_span_bytes(range_bytes: int) -> int:
-    """How much one task reads of a range of this size, unless an option says so."""
+    """How much one task reads of a range of this size without the option `spanBytes`."""
     return min(max(range_bytes // _SPANS, _SPAN_BYTES_MIN), _SPAN_BYTES_MAX)
 
 

@@ -56,8 +56,8 @@ class PenstockSource(DataSource):
     reader              streaming from a store: the name under which the journal keeps what this
                         stream has not read yet; `penstock readers` lists and removes them
     maxBytesPerTrigger  how much of the journal one micro-batch takes
-    spanBytes           how much of the journal one task reads; otherwise an eighth of it, 8 to
-                        128 MiB
+    spanBytes           how much of the journal one task reads; otherwise an eighth of it, or of
+                        the micro-batch, 32 to 128 MiB
 
     Only what is durable is read. A schema with fewer columns reads less: without `body` no body is
     copied. What fails a checksum becomes a row of kind `Damaged` with its offset and the reason.

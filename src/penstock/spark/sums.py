@@ -9,7 +9,7 @@ stay as they are in others:
     STORE-SHARD.N    the sealed ones
 
 A table has one file for each set, and Delta calls a set a part. When a part changes, the
-files of its set are written again, from its rows and the new ones.
+files of its set are written again: the rows that they have of other parts, and the new ones.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

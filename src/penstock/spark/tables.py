@@ -245,8 +245,8 @@ BALANCES: Final = Derived(
     directory="audit",
 )
 
-# In the order they are made: each reads only those before it. First those with rows of single
-# messages, which have a file for each part.
+# In the order they are made. First those with rows of single messages, which have a file for each
+# part.
 MESSAGE_TABLES: Final = (FOLDS, IRREGULAR_EVENTS, MESSAGES, ATTEMPTS)
 # What parts add to the small tables.
 SUMMED_TABLES: Final = (
