@@ -63,6 +63,8 @@ NARROW = "sequence bigint, kind string, at_ms bigint, queue bigint, message bigi
 CORES = len(os.sched_getaffinity(0))
 # How often all tables are made again.
 REBUILDS = 2
+# How many hundredths of the journals are read by a run each.
+NEWS = 3
 
 
 class WrittenJournals(NamedTuple):
@@ -218,8 +220,9 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, Any]
     """Seconds from journals to bronze, from there to every table, and of a hundredth. Raises Void.
 
     The tables are made from nothing, and then REBUILDS times again: `tables_s` has all of these.
-    The last hundredth of each journal is read by a run of its own. To need less disk, the journals
-    are removed when the lake has them, and so are files of older versions of the tables.
+    Each of the last NEWS hundredths of each journal is read by a run of its own; reported is the
+    one that took neither longest nor shortest. To need less disk, the journals are removed when the
+    lake has them, and so are files of older versions of the tables.
     """
     from penstock.spark.audit import audit
     from penstock.spark.derive import derive
@@ -231,7 +234,7 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, Any]
 
     start_s = time.perf_counter()
     for store in stores:
-        size = lag(lake, store).behind_bytes * 99 // 100
+        size = lag(lake, store).behind_bytes * (100 - NEWS) // 100
         try:
             ingest(lambda: spark, lake, store, batch_bytes=size, progress=stop_ingest)
         except FirstBatchDone:
@@ -242,20 +245,12 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, Any]
     tables_s = time.perf_counter() - start_s - bronze_s
     audit(lambda: spark, lake)
     remove_unused_files(path)
-    made_before = folded_rows(path)
-    clock = Laps()
-    for store in stores:
-        ingest(lambda: spark, lake, store)
-    ingest_s = clock.lap_s()
-    parts = derive(lambda: spark, lake).parts
-    new_tables_s = clock.lap_s()
-    made = folded_rows(path)
-    judged = audit(lambda: spark, lake).judged_parts
-    new_audit_s = clock.lap_s()
+    news = [run_news(stores, path, left) for left in range(NEWS, 0, -1)]
     agree("the lake", events_table(lake).rows(), expected)
     for store in stores:
         shutil.rmtree(store)
     remove_unused_files(path)
+    clock = Laps()
     all_tables_s, all_audit_s = [], []
     for _ in range(REBUILDS):
         clock.lap_s()
@@ -268,15 +263,8 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, Any]
     return {
         "bronze_s": bronze_s * expected / before,
         "tables_s": [tables_s * expected / before, *all_tables_s],
-        "new_events": expected - before,
-        "new_ingest_s": ingest_s,
-        "new_tables_s": new_tables_s,
-        "new_audit_s": new_audit_s,
-        "new_s": ingest_s + new_tables_s + new_audit_s,
-        "new_parts": parts,
-        "new_judged": judged,
-        "new_messages": sum(rows for file, rows in made.items() if file not in made_before),
-        "messages": sum(made.values()),
+        **sorted(news, key=lambda each: each["new_s"])[len(news) // 2],
+        "messages": sum(folded_rows(path).values()),
         "parts": every,
         "all_tables_s": median(all_tables_s),
         "all_audit_s": median(all_audit_s),
@@ -284,6 +272,42 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, Any]
         "events_bytes": size_of(f"{path}/events"),
         "lake_bytes": size_of(path),
         "lake_bytes_most": most_bytes,
+    }
+
+
+def run_news(stores: Sequence[str], path: str, left: int) -> dict[str, float]:
+    """Seconds of a run and an audit of one of so many parts that are left of each journal."""
+    from penstock.spark.audit import audit
+    from penstock.spark.derive import derive
+    from penstock.spark.ingest import events_table, ingest, lag
+    from penstock.spark.lake import Lake
+
+    spark, lake = _spark["session"], Lake.open(path)
+    before, made_before = events_table(lake).rows(), folded_rows(path)
+    clock = Laps()
+    for store in stores:
+        size = -(-lag(lake, store).behind_bytes // left)
+        try:
+            ingest(lambda: spark, lake, store, batch_bytes=size, progress=stop_ingest)
+        except FirstBatchDone:
+            continue
+    ingest_s = clock.lap_s()
+    parts = derive(lambda: spark, lake).parts
+    tables_s = clock.lap_s()
+    made = folded_rows(path)
+    clock.lap_s()
+    judged = audit(lambda: spark, lake).judged_parts
+    audit_s = clock.lap_s()
+    remove_unused_files(path)
+    return {
+        "new_events": events_table(lake).rows() - before,
+        "new_ingest_s": ingest_s,
+        "new_tables_s": tables_s,
+        "new_audit_s": audit_s,
+        "new_s": ingest_s + tables_s + audit_s,
+        "new_parts": parts,
+        "new_judged": judged,
+        "new_messages": sum(rows for file, rows in made.items() if file not in made_before),
     }
 
 
