@@ -245,6 +245,7 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, Any]
     tables_s = time.perf_counter() - start_s - bronze_s
     audit(lambda: spark, lake)
     remove_unused_files(path)
+    least = run_news(stores, path)
     news = [run_news(stores, path, left) for left in range(NEWS, 0, -1)]
     agree("the lake", events_table(lake).rows(), expected)
     for store in stores:
@@ -264,6 +265,7 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, Any]
         "bronze_s": bronze_s * expected / before,
         "tables_s": [tables_s * expected / before, *all_tables_s],
         **sorted(news, key=lambda each: each["new_s"])[len(news) // 2],
+        **{name.replace("new_", "least_"): value for name, value in least.items()},
         "messages": sum(folded_rows(path).values()),
         "parts": every,
         "all_tables_s": median(all_tables_s),
@@ -275,8 +277,11 @@ def fill_lake(stores: Sequence[str], path: str, expected: int) -> dict[str, Any]
     }
 
 
-def run_news(stores: Sequence[str], path: str, left: int) -> dict[str, float]:
-    """Seconds of a run and an audit of one of so many parts that are left of each journal."""
+def run_news(stores: Sequence[str], path: str, left: int | None = None) -> dict[str, float]:
+    """Seconds of a run and an audit of one of so many parts that are left of each journal.
+
+    Without a number, of one entry of each.
+    """
     from penstock.spark.audit import audit
     from penstock.spark.derive import derive
     from penstock.spark.ingest import events_table, ingest, lag
@@ -286,7 +291,7 @@ def run_news(stores: Sequence[str], path: str, left: int) -> dict[str, float]:
     before, made_before = events_table(lake).rows(), folded_rows(path)
     clock = Laps()
     for store in stores:
-        size = -(-lag(lake, store).behind_bytes // left)
+        size = 1 if left is None else -(-lag(lake, store).behind_bytes // left)
         try:
             ingest(lambda: spark, lake, store, batch_bytes=size, progress=stop_ingest)
         except FirstBatchDone:
@@ -715,19 +720,34 @@ def show(run: SparkFigures) -> None:
         ],
     )
     lake = run.lake
+    # A part is made as a whole: the share of its messages is the least that the news can cost.
+    lines = {
+        "events": ("events", ",.0f"),
+        "journal to lake, seconds": ("ingest_s", ".2f"),
+        "tables, seconds": ("tables_s", ".2f"),
+        "audit, seconds": ("audit_s", ".2f"),
+        "parts made": ("parts", ".0f"),
+        "parts judged": ("judged", ".0f"),
+        "messages in them": ("messages", ",.0f"),
+    }
+    every = {
+        "events": run.large.events,
+        "ingest_s": lake["bronze_s"],
+        "tables_s": lake["all_tables_s"],
+        "audit_s": lake["all_audit_s"],
+        "parts": lake["parts"],
+        "judged": lake["parts"],
+        "messages": lake["messages"],
+    }
     print_table(
-        f"{lake['new_events']:,.0f} new events, and all of them again",
-        ("", "new", "all"),
+        "new events, and all of them again",
+        ("", "an entry", "1%", "all"),
         [
-            ("journal to lake, seconds", f"{lake['new_ingest_s']:.2f}", "–"),
-            ("tables, seconds", f"{lake['new_tables_s']:.2f}", f"{lake['all_tables_s']:.2f}"),
-            ("audit, seconds", f"{lake['new_audit_s']:.2f}", f"{lake['all_audit_s']:.2f}"),
-            ("parts made", f"{lake['new_parts']:.0f}", f"{lake['parts']:.0f}"),
-            ("parts judged", f"{lake['new_judged']:.0f}", f"{lake['parts']:.0f}"),
-            # A part is made as a whole: the share of these is the least that the news can cost.
-            ("messages in them", f"{lake['new_messages']:,.0f}", f"{lake['messages']:,.0f}"),
+            (line, *(format(value, form) for value in
+                     (lake[f"least_{name}"], lake[f"new_{name}"], every[name])))
+            for line, (name, form) in lines.items()
         ],
-    )
+    )  # fmt: skip
     print_table(
         f"{COMMAND_EVENTS:,} events from the command line",
         ("", "seconds"),

@@ -13,6 +13,7 @@ are complete but older. Tables in parts are changed together, by a plan (`spark.
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -173,7 +174,8 @@ class _Run:
             self._commit_parts(
                 replaced, sets, folded, {name: files.result() for name, files in summed.items()}
             )
-            commit_all([each.result() for each in whole])
+            # Each once it is made. The threads of both wait for nothing but their own work.
+            commit_all(map(_committing, whole))
         made = sum(len(each.parts) for each in folded)
         tables = [*PART_TABLES, *WHOLE_TABLES] if made else WHOLE_TABLES
         progress(1)
@@ -419,6 +421,11 @@ class _Run:
             own.write(derived.rows if derived is not QUEUES else "FROM queues", str(path))
         transactions = {_SOURCE: self.version, _QUERIES: QUERIES_VERSION}
         return lambda: table.replace([AddedFile.of(table.path, path)], transactions)
+
+
+def _committing(made: Future[Callable[[], None]]) -> Callable[[], None]:
+    """Commits what is being made."""
+    return lambda: made.result()()
 
 
 def _behind(seen: Mapping[str, int]) -> str:
