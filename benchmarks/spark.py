@@ -11,8 +11,8 @@ a tenth of the events, then all of them. What is timed, each against a contestan
              of all tables takes without any query
     audit    every check over the lake's fold, warm; beside it DuckDB, the same queries over the
              events, fold included
-    new      the last hundredth of the journal: run and audit, beside making all tables and
-             judging all parts again
+    new      hundredths of the journals, one after another, and single entries: run and audit, beside
+             making all tables and judging all parts again
     commands a store of some 60,000 messages from the command line: `run`, `audit`, and both again
              with nothing new, each a process of its own
     sink     a DataFrame into a queue; beside it the blocking client with the same rows, ten a call.
@@ -49,6 +49,13 @@ from benchmarks.harness import (
     run_benchmark,
     timed_in_threads,
 )
+from benchmarks.lakes import (
+    copy_tables,
+    folded_rows,
+    remove_unused_files,
+    size_of,
+    tables_by_duckdb,
+)
 from penstock.backends.remote.daemon import stop_daemon
 
 EVENTS = 10_000_000
@@ -57,8 +64,6 @@ ROWS = 500_000
 BATCH = 10
 COMMAND_EVENTS = 196_000
 BODY_BYTES = 256
-# Columns of tables in parts that are dictionaries in their files.
-REPEATED_TEXTS = ("store", "queue", "held_in", "group", "state", "standing", "holder", "ended")
 NARROW = "sequence bigint, kind string, at_ms bigint, queue bigint, message bigint, epoch bigint"
 CORES = len(os.sched_getaffinity(0))
 # How often all tables are made again.
@@ -314,81 +319,6 @@ def run_news(stores: Sequence[str], path: str, left: int | None = None) -> dict[
         "new_judged": judged,
         "new_messages": sum(rows for file, rows in made.items() if file not in made_before),
     }
-
-
-def folded_rows(path: str) -> dict[str, int]:
-    """How many messages each part has, by its file in `folds`."""
-    from penstock.spark.derive import table_of
-    from penstock.spark.lake import Lake
-    from penstock.spark.tables import FOLDS
-
-    return {each.path: each.rows for each in table_of(Lake.open(path), FOLDS).files()}
-
-
-def remove_unused_files(lake: str) -> None:
-    """Removes the files of a lake that the newest versions of its tables do not need."""
-    from deltalake import DeltaTable
-
-    for log in Path(lake).glob("*/_delta_log"):
-        table = DeltaTable(str(log.parent))
-        table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
-
-
-def size_of(directory: str) -> int:
-    """The bytes of all files below a directory."""
-    return sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
-
-
-def tables_by_duckdb(path: str) -> float:
-    """The seconds of making every table in one process without Spark."""
-    from penstock.spark import distribute
-    from penstock.spark.derive import derive
-    from penstock.spark.lake import Lake
-
-    distribute.LOCAL_MAX = sys.maxsize
-    start_s = time.perf_counter()
-    derive(lambda: None, Lake.open(path), rebuild=True)
-    took_s = time.perf_counter() - start_s
-    remove_unused_files(path)
-    return took_s
-
-
-def copy_tables(path: str) -> float:
-    """The seconds of reading the events and writing all rows of the tables in parts: no queries.
-
-    Each table in parts is written from its own files, so the rows are read as well.
-    """
-    import pyarrow.parquet as pq
-
-    from penstock.spark.derive import table_of
-    from penstock.spark.duck import GROUP_ROWS, SMALL_GROUP_ROWS
-    from penstock.spark.ingest import events_table
-    from penstock.spark.lake import Lake
-    from penstock.spark.parquet import write_parquet
-    from penstock.spark.part_events import COLUMNS, REPEATED
-    from penstock.spark.tables import PART_TABLES
-
-    lake = Lake.open(path)
-    events = [each.path for each in events_table(lake).files()]
-    parts = [
-        (each.path, SMALL_GROUP_ROWS if table.order else GROUP_ROWS)
-        for table in PART_TABLES
-        for each in table_of(lake, table).files()
-    ]
-
-    def body(number: int) -> None:
-        copy = Path(path, f"copied-{number}")
-        for file in events[number::CORES]:
-            with pq.ParquetFile(file, read_dictionary=list(REPEATED)) as opened:
-                opened.read(list(COLUMNS), use_threads=False)
-        for file, group_rows in parts[number::CORES]:
-            names = pq.read_schema(file).names
-            texts = [name for name in REPEATED_TEXTS if name in names]
-            with pq.ParquetFile(file, read_dictionary=texts) as opened:
-                write_parquet(opened.read(use_threads=False), copy, group_rows)
-        copy.unlink()
-
-    return timed_in_threads(CORES, body)
 
 
 def audit_by_spark(path: str, held: Mapping[str, int], expected: int) -> float:
@@ -720,6 +650,26 @@ def show(run: SparkFigures) -> None:
         ],
     )
     lake = run.lake
+    show_news(run)
+    print_table(
+        f"{COMMAND_EVENTS:,} events from the command line",
+        ("", "seconds"),
+        [(name, f"{took_s:.2f}") for name, took_s in run.commands.items()],
+    )
+    print(
+        f"\ndisk: journals {run.large.bytes / 1e9:.2f} GB, lake {lake['lake_bytes'] / 1e9:.2f} GB, "
+        f"of that events {lake['events_bytes'] / 1e9:.2f} GB; during a rebuild "
+        f"{lake['lake_bytes_most'] / 1e9:.2f} GB"
+    )
+    print(
+        f"start-up: {run.start['session_s']:.1f} s to a session, "
+        f"{run.start['first_query_s']:.1f} s more to the first answer"
+    )
+
+
+def show_news(run: SparkFigures) -> None:
+    """Prints what a few new events cost, and all of them."""
+    lake = run.lake
     # A part is made as a whole: the share of its messages is the least that the news can cost.
     lines = {
         "events": ("events", ",.0f"),
@@ -748,20 +698,6 @@ def show(run: SparkFigures) -> None:
             for line, (name, form) in lines.items()
         ],
     )  # fmt: skip
-    print_table(
-        f"{COMMAND_EVENTS:,} events from the command line",
-        ("", "seconds"),
-        [(name, f"{took_s:.2f}") for name, took_s in run.commands.items()],
-    )
-    print(
-        f"\ndisk: journals {run.large.bytes / 1e9:.2f} GB, lake {lake['lake_bytes'] / 1e9:.2f} GB, "
-        f"of that events {lake['events_bytes'] / 1e9:.2f} GB; during a rebuild "
-        f"{lake['lake_bytes_most'] / 1e9:.2f} GB"
-    )
-    print(
-        f"start-up: {run.start['session_s']:.1f} s to a session, "
-        f"{run.start['first_query_s']:.1f} s more to the first answer"
-    )
 
 
 def _rounded(value: float | list[float]) -> float | list[float]:

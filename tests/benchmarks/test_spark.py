@@ -9,7 +9,7 @@ spark = pytest.importorskip("benchmarks.spark", reason="the source archive has n
 
 import pyarrow as pa  # noqa: E402
 
-from benchmarks import chaos, harness  # noqa: E402
+from benchmarks import chaos, harness, lakes  # noqa: E402
 from penstock.journal.reader import JournalReader  # noqa: E402
 from penstock.spark.blocks import blocks  # noqa: E402
 from penstock.spark.checks import SCHEMA, check_events  # noqa: E402
@@ -106,7 +106,7 @@ def test_copying_the_tables_leaves_the_lake_as_it_was(made, tmp_path):
     ingest(no_spark, lake, str(made.path))
     derive(no_spark, lake)
     before = sorted(path for path in lake.path.rglob("*") if path.is_file())
-    assert spark.copy_tables(str(lake.path)) > 0
+    assert lakes.copy_tables(str(lake.path)) > 0
     assert sorted(path for path in lake.path.rglob("*") if path.is_file()) == before
 
 
