@@ -11,8 +11,8 @@ a tenth of the events, then all of them. What is timed, each against a contestan
              of all tables takes without any query
     audit    every check over the lake's fold, warm; beside it DuckDB, the same queries over the
              events, fold included
-    new      hundredths of the journals, one after another, and single entries: run and audit, beside
-             making all tables and judging all parts again
+    new      hundredths of the journals, one after another, and single entries: run and audit;
+             beside them all tables made and all parts judged again
     commands a store of some 60,000 messages from the command line: `run`, `audit`, and both again
              with nothing new, each a process of its own
     sink     a DataFrame into a queue; beside it the blocking client with the same rows, ten a call.
