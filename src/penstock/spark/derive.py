@@ -174,7 +174,7 @@ class _Run:
             self._commit_parts(
                 replaced, sets, folded, {name: files.result() for name, files in summed.items()}
             )
-            # Each once it is made. The threads of both wait for nothing but their own work.
+            # Each is committed once it is made, while others still are being made.
             commit_all(map(_committing, whole))
         made = sum(len(each.parts) for each in folded)
         tables = [*PART_TABLES, *WHOLE_TABLES] if made else WHOLE_TABLES
