@@ -95,6 +95,47 @@ def test_without_the_package_for_metrics_one_sentence_says_what_to_install(
     assert not (tmp_path / "lake").exists()
 
 
+# Eight threads have memory at the same time; then malloc says how many arenas it has.
+THREADS = """
+import ctypes
+import threading
+
+from penstock.cli.lake.watch import share_freed_memory
+
+share_freed_memory()
+import pyarrow as pa
+
+all_have = threading.Barrier(8)
+
+def have():
+    held = bytearray(10_000)
+    all_have.wait()
+
+threads = [threading.Thread(target=have) for _ in range(8)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+print(pa.default_memory_pool().backend_name, flush=True)
+stdout = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, stdout)
+libc.fflush(stdout)
+"""
+
+
+def test_the_threads_of_a_watching_run_share_what_ended_ones_have_freed():
+    shared, alone = (
+        subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, check=True
+        ).stdout
+        for text in (THREADS, THREADS.replace("\nshare_freed_memory()", ""))
+    )
+    assert shared.splitlines()[0] == "system" != alone.splitlines()[0]
+    assert shared.count("<heap nr=") == 2 < alone.count("<heap nr=")
+
+
 # Between two rounds the journal grows, by messages of which some end; then the memory is measured.
 GROWS = """
 import sys
@@ -124,6 +165,8 @@ words = ["pipeline", "run", "--watch", "--lake", lake]
 if rounds > 50:
     words += ["--on-finding", "true"]
 assert cli.main([*words, "--journal", str(store)]) == 0
+import pyarrow
+assert pyarrow.default_memory_pool().backend_name == "system"
 print("resident", *resident)
 """
 

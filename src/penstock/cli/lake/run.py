@@ -13,7 +13,13 @@ from penstock.cli.lake.options import (
     spark_opener,
 )
 from penstock.cli.lake.status import print_lag
-from penstock.cli.lake.watch import Watch, WatchStopped, add_watching, check_watching
+from penstock.cli.lake.watch import (
+    Watch,
+    WatchStopped,
+    add_watching,
+    check_watching,
+    share_freed_memory,
+)
 from penstock.cli.session import Session
 from penstock.cli.values import read_size, show_size, within
 
@@ -43,11 +49,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises the errors of the journals and the lake."""
+    check_archive(arguments)
+    check_watching(arguments)
+    if arguments.watch:
+        share_freed_memory()
     from penstock.spark.lake import Lake
     from penstock.spark.stream import Stream
 
-    check_archive(arguments)
-    check_watching(arguments)
     # Checked before Spark is started, which takes seconds, and before a lake is created.
     for journal in arguments.journal:
         Stream(journal, arguments.archive).close()
