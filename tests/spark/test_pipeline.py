@@ -15,6 +15,7 @@ import subprocess
 import sys
 import urllib.request
 from collections import Counter
+from itertools import pairwise
 
 import duckdb
 from deltalake import DeltaTable
@@ -43,7 +44,7 @@ from penstock.spark.tables import TABLES
 from tests.backends.engine.random_store import RandomStore, exact_replay, small_slices
 from tests.ports import lasting_port
 from tests.spark.journals import write_store
-from tests.spark.test_increments import Stopped
+from tests.spark.test_increments import Stopped, no_spark
 
 pytestmark = pytest.mark.service("default-jre-headless")
 STANDING = {VISIBLE: "visible", DELAYED: "delayed", IN_FLIGHT: "in_flight"}
@@ -68,6 +69,22 @@ def rows(path, query):
     """What another program finds in a table, through Delta alone."""
     found = DeltaTable(str(path)).to_pyarrow_table()
     return duckdb.sql(query.format(table="found")).fetchall() if found is not None else []
+
+
+def test_a_small_batch_is_cut_into_a_span_for_each_core_and_read_without_spark(
+    life, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("penstock.spark.ingest._SMALL_SPAN_BYTES", 1_000)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(5))
+    store, archive = str(life.root / "store"), str(life.root / "archive")
+    lake = Lake.open(tmp_path / "lake", create=True)
+    lag = ingest(no_spark, lake, store, archive)
+    assert lag.behind_bytes == 0
+    found = events_table(lake).files()
+    assert len(found) == 5
+    assert sum(each.rows for each in found) == len(seen_in(life.root))
+    spans = sorted((each.smallest["offset"], each.largest["offset"]) for each in found)
+    assert all(before[1] < after[0] for before, after in pairwise(spans))
 
 
 @pytest.mark.timeout(600)

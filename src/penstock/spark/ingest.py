@@ -28,8 +28,10 @@ from penstock.spark.stream import Point, Stream, align
 EVENTS: Final = "events"
 BATCH_BYTES: Final = 256 << 20
 SPAN_BYTES: Final = 32 << 20
-# Up to so many spans are read in this process: starting Spark takes longer.
+# Up to so many spans are read in this process: starting Spark takes longer. There, each core gets a
+# smaller one, but not smaller than this: each is a file.
 _FEW_SPANS: Final = 2
+_SMALL_SPAN_BYTES: Final = 2 << 20
 # Files of a batch until they are committed; Delta ignores names that begin with an underscore.
 _STAGING: Final = "_staging"
 
@@ -173,15 +175,14 @@ class _Ingest:
         # Events that a run committed whose point is not known are left out.
         given["fromOffset"] = str(self._table.committed(f"offset/{self._store}") or 0)
         self._options = SourceOptions.of(given)
-        self._local_max = _FEW_SPANS
+        self._is_local = False
 
     def run(self, batch_bytes: int, progress: Callable[[], None]) -> None:
         """Copies one batch after another."""
         at = self._start()
         self._register(at.offset)
         end = self._stream.end
-        if end.offset - at.offset > _FEW_SPANS * self._span_bytes:
-            self._local_max = 0
+        self._is_local = end.offset - at.offset <= _FEW_SPANS * self._span_bytes
         shutil.rmtree(self._staging, ignore_errors=True)
         try:
             while at.offset < end.offset:
@@ -209,9 +210,16 @@ class _Ingest:
         return point
 
     def _ingest_batch(self, at: Point, until: Point) -> None:
-        found = spans(self._stream, self._options, at, until, "")
+        options = self._options
+        if self._is_local:
+            share = -(-(until.offset - at.offset) // len(os.sched_getaffinity(0)))
+            options = dataclasses.replace(
+                options, span_bytes=min(self._span_bytes, max(share, _SMALL_SPAN_BYTES))
+            )
+        found = spans(self._stream, options, at, until, "")
+        local_max = len(found) if self._is_local else 0
         added = self._table.move_in(
-            _write_spans(self._open_spark, found, self._staging, self._local_max),
+            _write_spans(self._open_spark, found, self._staging, local_max),
             f"data/{self._store[:8]}-{until.offset:020d}",
         )
         transactions = {f"read/{self._store}": until.offset, f"entry/{self._store}": until.entry}
