@@ -110,7 +110,10 @@ def _below(pid: int) -> list[int]:
 def watch(directory: str, rounds: int, by_tasks: bool) -> list[Memory]:
     """Runs the command for so many rounds; the memory at the end of each. Raises Void."""
     from penstock import cli
-    from penstock.cli.lake.watch import Watch
+    from penstock.cli.lake.watch import Watch, share_freed_memory
+
+    # The command does it itself, but later than these imports.
+    share_freed_memory()
     from penstock.spark import distribute, ingest
     from penstock.spark.audit import audit
     from penstock.spark.lake import Lake

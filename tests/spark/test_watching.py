@@ -125,7 +125,9 @@ libc.fflush(stdout)
 """
 
 
-def test_the_threads_of_a_watching_run_share_what_ended_ones_have_freed():
+def test_the_threads_of_a_watching_run_share_what_ended_ones_have_freed(monkeypatch):
+    # A run of a test before this one may have set it.
+    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
     shared, alone = (
         subprocess.run(
             [sys.executable, "-c", text], capture_output=True, text=True, check=True

@@ -84,17 +84,15 @@ def share_freed_memory() -> None:
     """Has this process use again what threads that ended have freed.
 
     Each round starts new threads. Malloc has an arena for each of several threads, and Arrow's own
-    allocator keeps memory of ended ones: without either line, a watching run grows by about 0.1 MiB
-    a round (docs/benchmarks.md, `watching`). An arena stays once it is there, so this is called
-    before packages are imported that start threads.
+    allocator keeps memory of ended ones (decision 260). An arena stays once it is there, and Arrow
+    reads its setting once, so this is called before packages are imported that start threads.
     """
     # Libraries of C other than glibc have no arenas, and no such function.
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(_M_ARENA_MAX, _ARENAS)
-    import pyarrow as pa
-
-    pa.set_memory_pool(pa.system_memory_pool())
+    # Not by `pyarrow.set_memory_pool`, which does not concern what Arrow allocates for itself.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 class Watch:
