@@ -125,9 +125,14 @@ libc.fflush(stdout)
 """
 
 
-def test_the_threads_of_a_watching_run_share_what_ended_ones_have_freed(monkeypatch):
-    # A run of a test before this one may have set it.
+@pytest.fixture
+def no_pool_chosen(monkeypatch):
+    """The environment as it is before a watching run: a test before this may have had one."""
     monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
+
+
+@pytest.mark.usefixtures("no_pool_chosen")
+def test_the_threads_of_a_watching_run_share_what_ended_ones_have_freed():
     shared, alone = (
         subprocess.run(
             [sys.executable, "-c", text], capture_output=True, text=True, check=True
@@ -174,6 +179,7 @@ print("resident", *resident)
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("no_pool_chosen")
 def test_the_memory_of_a_watching_run_is_flat_after_its_tenth_round(tmp_path):
     """Row 18: each round reads what is new and makes the tables; with many rounds, audits them."""
     store = write_store(tmp_path / "s", [QUEUE])
