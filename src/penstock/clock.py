@@ -1,5 +1,6 @@
 """The engine's clock: whole milliseconds since 1970, never running backwards."""
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,11 @@ from penstock.errors import InvalidField
 
 # The next due time of an engine in which nothing is due; `core.due.NEVER_MS`, a layer above.
 _NEVER_MS: Final = 1 << 62
+# Every duration that is given as a text: on the command line, and to a clock that can be moved.
+_DURATION: Final = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)?", re.ASCII)
+_UNITS_MS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+# Longer than any valid duration; it also keeps an error to one short line.
+_DURATION_CHARS_MAX: Final = 30
 # What the names of Penstock's own threads begin with.
 THREAD_PREFIX: Final = "penstock-"
 
@@ -41,11 +47,14 @@ class SystemClock:
     """Wall time at the start, then monotonic: a jump of the wall clock moves no deadline.
 
     `not_before_ms` is the time of the journal's last event: the clock starts there if the wall
-    clock was set back while no process had the store open.
+    clock was set back while no process had the store open. `wall_ms` is a better wall time than
+    that of this machine, if there is one.
     """
 
-    def __init__(self, not_before_ms: int = 0) -> None:
-        start_ms = max(time.time_ns() // 1_000_000, not_before_ms)
+    def __init__(self, not_before_ms: int = 0, *, wall_ms: int | None = None) -> None:
+        if wall_ms is None:
+            wall_ms = time.time_ns() // 1_000_000
+        start_ms = max(wall_ms, not_before_ms)
         offset_ms = start_ms - time.monotonic_ns() // 1_000_000
         monotonic_ns = time.monotonic_ns
 
@@ -96,7 +105,7 @@ class ManualClock:
         if self.auto_advance and until_ms < _NEVER_MS:
             self.advance(ms=max(0, until_ms - self._now_ms))
             return 0
-        if blocks_thread and _is_only_thread():
+        if blocks_thread and is_only_thread():
             raise InvalidField(
                 "wait: this ManualClock stands still, and there is no other thread to advance it; "
                 "pull without wait, or use ManualClock(auto_advance=True)"
@@ -126,7 +135,17 @@ class ManualClock:
         return unsubscribe
 
 
-def _is_only_thread() -> bool:
+def duration_ms(text: str) -> float:
+    """Milliseconds, from `30`, `1.5`, `250ms`, `30s`, `5m`, `2h` or `4d`. Raises InvalidField."""
+    found = _DURATION.fullmatch(text) if len(text) <= _DURATION_CHARS_MAX else None
+    if found is None:
+        shown = text if len(text) <= _DURATION_CHARS_MAX else text[:_DURATION_CHARS_MAX] + "…"
+        raise InvalidField(f"{shown!r} is not a duration; use 30, 1.5, 30s, 5m, 2h or 4d")
+    number, unit = found.groups()
+    return float(number) * _UNITS_MS[unit or "s"]
+
+
+def is_only_thread() -> bool:
     """Whether only this thread and Penstock's own are running, which advance no clock."""
     own = threading.current_thread()
     return all(each is own or each.name.startswith(THREAD_PREFIX) for each in threading.enumerate())

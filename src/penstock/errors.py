@@ -118,7 +118,7 @@ class Overloaded(UnavailableError):
 
 
 class StoreFull(UnavailableError):
-    """The disk has no room for another push; pulls and deletes go on working."""
+    """The store has no room for another push; on a disk here, pulls and deletes go on working."""
 
 
 class NotOwner(UnavailableError):

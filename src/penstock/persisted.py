@@ -18,11 +18,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal, Self
 
-from penstock.errors import EngineClosed, InvalidField, QueueFull
+from penstock.errors import EngineClosed, InvalidField, QueueFull, StoreUnusable
+from penstock.journal.disk import Storage
 from penstock.journal.entry import HEADER_BYTES, TTL_S_MAX, StoredEntry
 from penstock.journal.scan import Quarantined
 from penstock.journal.segments import Segments
-from penstock.journal.storage import Storage
+from penstock.service import check_number
 
 VERSION = b"PQUEUE01"
 FILE_SIZE = 4 * 1024 * 1024
@@ -55,7 +56,8 @@ class PersistedQueue:
     `accept_loss`  opens a queue that misses files, without the items they held; otherwise
                    StoreUnusable names them.
 
-    One process at a time has a queue open; its threads may share it. Threads that push or pop at
+    One process at a time has a queue open; its threads may share it. `SharedQueue` is for several
+    processes. Threads that push or pop at
     the same moment share one sync.
 
     pop is at most once: a crash between its return and your use of the item loses it. Where that
@@ -79,11 +81,12 @@ class PersistedQueue:
         storage: Storage | None = None,
         accept_loss: bool = False,
     ) -> None:
-        if max_size < _OVERHEAD_BYTES:
-            raise InvalidField(f"max_size is at least {_OVERHEAD_BYTES} bytes, not {max_size}")
+        check_number("max_size", max_size, _OVERHEAD_BYTES, 2**63 - 1)
         if durability not in ("sync", "os"):
             raise InvalidField(f"durability is 'sync' or 'os', not {durability!r}")
-        self._default_ttl_s = _whole_seconds(default_ttl or 0)
+        if storage is None and os.path.exists(os.path.join(path, "store")):
+            raise StoreUnusable(f"{path}: is a store; SharedQueue or penstock.connect opens it")
+        self._default_ttl_s = _whole_seconds("default_ttl", default_ttl or 0)
         self._max_bytes = max_size
         self._syncs = durability == "sync"
         self._clock = clock
@@ -108,13 +111,13 @@ class PersistedQueue:
         self._peeked = (-1, -1, -1)
 
     def push(self, data: bytes | bytearray | memoryview, ttl: float | None = None) -> None:
-        """Add an item at the end; it lives `ttl` seconds (None: the default; 0: for ever).
+        """Adds an item at the end; it lives `ttl` seconds (None: the default; 0: for ever).
 
         Raises QueueFull, StoreFull or InvalidField, and adds nothing.
         """
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InvalidField(f"an item is bytes, not {type(data).__name__}")
-        ttl_s = self._default_ttl_s if ttl is None else _whole_seconds(ttl)
+        ttl_s = self._default_ttl_s if ttl is None else _whole_seconds("ttl", ttl)
         item = bytes(data)
         with self._lock:
             self._require_open()
@@ -128,7 +131,7 @@ class PersistedQueue:
                     self._segments.sync()
 
     def pop(self) -> bytes | None:
-        """Remove the oldest item that has not expired and return it; None if there is none."""
+        """Removes the oldest item that has not expired and returns it; None if there is none."""
         with self._lock:
             self._require_open()
             entry = self._find_front()
@@ -146,13 +149,12 @@ class PersistedQueue:
         return entry.data[_STAMP_BYTES:]
 
     def peek(self, n: int = 0) -> bytes | None:
-        """Return an item without removing it: the oldest, or the one `n` places behind it.
+        """Returns an item without removing it: the oldest, or the one `n` places behind it.
 
         None if there are fewer. Calling it with 0, 1, 2 … goes through the queue, each step as
         fast as the first; so does `for item in queue`.
         """
-        if n < 0:
-            raise InvalidField(f"peek counts from the oldest item, 0: {n}")
+        check_place(n)
         with self._lock:
             self._require_open()
             entry = self._find_front()
@@ -171,7 +173,7 @@ class PersistedQueue:
             return found.data[_STAMP_BYTES:]
 
     def __iter__(self) -> Iterator[bytes]:
-        """Go through the items from the oldest, removing none; items pushed meanwhile come too."""
+        """Yields the items from the oldest on, removing none; items pushed meanwhile come, too."""
         offset = 0
         while True:
             with self._lock:
@@ -183,7 +185,7 @@ class PersistedQueue:
             yield entry.data[_STAMP_BYTES:]
 
     def size(self) -> int:
-        """Return how many items there are.
+        """Returns how many items there are.
 
         Expired items count until those before them are gone: with one time to live for all, never.
         """
@@ -193,15 +195,15 @@ class PersistedQueue:
             return self._segments.next_id - self._segments.first_id
 
     def size_bytes(self) -> int:
-        """Return how much of `max_size` is used."""
+        """Returns how much of `max_size` is used."""
         return self._segments.end_offset - self._segments.first_offset
 
     def capacity(self, data_bytes: int = 0) -> int:
-        """Return how many items of `data_bytes` each fit into `max_size`.
+        """Returns how many items of `data_bytes` each fit into `max_size`.
 
         Without an argument: the most items that could ever be held, each of them empty.
         """
-        return self._max_bytes // (_OVERHEAD_BYTES + data_bytes)
+        return self._max_bytes // (_OVERHEAD_BYTES + check_data_bytes(data_bytes))
 
     def __len__(self) -> int:
         return self.size()
@@ -216,7 +218,7 @@ class PersistedQueue:
         return self._segments.quarantined
 
     def close(self) -> None:
-        """Write everything and close the directory; closing twice is fine."""
+        """Writes everything and closes the directory; closing twice is fine."""
         with self._lock, self._commit:
             if not self._closed:
                 self._closed = True
@@ -252,7 +254,7 @@ class PersistedQueue:
         return self._now_ms() < pushed_at_ms + entry.ttl_s * 1000
 
     def _find_front(self) -> StoredEntry | None:
-        """Return the oldest item that has not expired; remove those before it."""
+        """Returns the oldest item that has not expired; removes those before it."""
         while True:
             if self._front is None:
                 self._front = next(self._unread, None)
@@ -267,7 +269,7 @@ class PersistedQueue:
                 self._pass(self._front)
 
     def _read_on(self) -> bool:
-        """Begin to read the items pushed since the last call; False if there are none."""
+        """Begins to read the items pushed since the last call; False if there are none."""
         start, end = self._unread_end, self._segments.end_offset
         if start == end:
             # There was nothing else, or only damaged items.
@@ -282,12 +284,24 @@ class PersistedQueue:
         return next(filter(self._is_live, found), None)
 
     def _pass(self, entry: StoredEntry) -> None:
-        """Let the queue begin behind this item."""
+        """Lets the queue begin behind this item."""
         self._segments.advance(entry.end_offset, entry.entry_id + 1)
         self._front = None
 
 
-def _whole_seconds(ttl: float) -> int:
+def check_place(n: object) -> int:
+    """Returns the place that `peek` was given. Raises InvalidField."""
+    return check_number("n", n, 0, 2**63 - 1)
+
+
+def check_data_bytes(data_bytes: object) -> int:
+    """Returns the size that `capacity` was given. Raises InvalidField."""
+    return check_number("data_bytes", data_bytes, 0, 2**63 - 1)
+
+
+def _whole_seconds(name: str, ttl: object) -> int:
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float):
+        raise InvalidField(f"{name}: expected a number of seconds, got {type(ttl).__name__}")
     if not 0 <= ttl <= TTL_S_MAX:
-        raise InvalidField(f"a time to live is 0 to {TTL_S_MAX} seconds, not {ttl}")
+        raise InvalidField(f"{name}: 0 to {TTL_S_MAX} seconds, not {ttl}")
     return math.ceil(ttl)

@@ -17,6 +17,7 @@ from typing import (
     Final,
     Generic,
     Literal,
+    NoReturn,
     Protocol,
     TypeVar,
     overload,
@@ -24,7 +25,7 @@ from typing import (
 
 import msgspec
 
-from penstock.errors import InvalidField, QueueInUse
+from penstock.errors import InvalidField, QueueInUse, UnsupportedOperation
 
 SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60 * SECOND_MS
@@ -53,6 +54,8 @@ else:
     # msgspec decodes text and bytes without a type, but not for the union `str | bytes`.
     Attributes = dict[str, Any]
 State = Literal["visible", "delayed", "in_flight"]
+# The entry of a push's context that names who pushed it, for its history.
+PUSHER: Final = "pushed_by"
 R = TypeVar("R", covariant=True)
 T = TypeVar("T")
 # How many messages one Redrive moves, unless a service has its own limit: other commands wait
@@ -104,6 +107,8 @@ class QueueSettings(msgspec.Struct, frozen=True, gc=False):
     A message that arrived `priority_age_ms` ago or earlier is pulled before younger ones, whatever
     their priorities; with `None` priority is strict.
 
+    Of a `paused` queue pulls get nothing; everything else goes on, its waits and its times too.
+
     `annotations` is kept and returned unchanged for the wire protocols. One whose name begins with
     a dot is a note: changing it does not count as configuring the queue.
     """
@@ -123,18 +128,40 @@ class QueueSettings(msgspec.Struct, frozen=True, gc=False):
     dedup_by_content: bool = False
     dedup_per_group: bool = False
     annotations: dict[str, str] = {}
+    paused: bool = False
 
 
-class QueueStats(msgspec.Struct, frozen=True, gc=False):
-    """A queue's counts and the age of its oldest message."""
+class QueueCounts(msgspec.Struct, frozen=True, gc=False):
+    """How often something happened in a queue since its service was opened.
+
+    Only the difference between two of them says something; they begin anew with the service.
+    `returned` counts claims that ended without a delete, and `dead` messages that left for the
+    dead-letter queue.
+    """
+
+    pushed: int = 0
+    pulled: int = 0
+    deleted: int = 0
+    returned: int = 0
+    dead: int = 0
+
+
+class QueueStats(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A queue's depth, the age of its oldest message, and its counts if the backend keeps any.
+
+    `stored_bytes` and `oldest_age_ms` are None if the backend does not know them. Pulls get
+    nothing while the queue is `paused`.
+    """
 
     queue: str
     visible: int
     delayed: int
     in_flight: int
-    stored_bytes: int
+    stored_bytes: int | None
     oldest_age_ms: int | None
     waiting_pulls: int
+    counts: QueueCounts | None = None
+    paused: bool = False
 
     @property
     def messages(self) -> int:
@@ -163,14 +190,25 @@ class PushReply(msgspec.Struct, frozen=True, gc=False, array_like=True):
     duplicate: bool
 
 
-class HistoryEvent(msgspec.Struct, frozen=True, gc=False):
-    """One thing that happened to a message."""
+class HistoryEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One thing that happened to a message.
+
+    `detail` has the fields after it as text. `deadline_ms` is that of a claim, `visible_at_ms` the
+    end of a delay, `holder` who pulled the message, or who pushed it, `to` the queue that it moved
+    to, and `dead` whether as a dead letter.
+    """
 
     at_ms: int
     kind: str
     queue: str
     epoch: int | None = None
     detail: str = ""
+    deadline_ms: int | None = None
+    visible_at_ms: int | None = None
+    expires_at_ms: int | None = None
+    holder: str | None = None
+    to: str | None = None
+    dead: bool = False
 
 
 class Command(
@@ -331,6 +369,57 @@ class DescribeQueues(Command[list[QueueInfo]], frozen=True, gc=False, array_like
     limit: int = 1_000
 
 
+class PeekFrom(Command[list[Message]], frozen=True, gc=False, array_like=True, tag=18):
+    """Reads messages in one state, page by page, in order of arrival, without claiming them.
+
+    The first of them arrived after the message whose `sequence` is `after`.
+    """
+
+    queue: str
+    after: int = 0
+    limit: int = 100
+    state: State = "visible"
+    bytes_max: int | None = None
+
+
+class PeekIds(Command[list[Message]], frozen=True, gc=False, array_like=True, tag=19):
+    """Reads those of these messages that are in the queue, in any state, without claiming them."""
+
+    queue: str
+    ids: list[str]
+
+
+class PullIds(Command[list[Claim]], frozen=True, gc=False, array_like=True, tag=20):
+    """Claims those of these messages that a pull could claim now, whatever their place.
+
+    On a FIFO queue this is only the first message of a group of which none is in flight. The
+    proofs are text.
+    """
+
+    queue: str
+    ids: list[str]
+    visibility_ms: int | None = None
+    holder: str | None = None
+
+
+class ReturnIds(Command[int], frozen=True, gc=False, array_like=True, tag=21):
+    """Makes those of these messages visible now that are delayed or in flight; counts them.
+
+    Whoever holds one loses its claim, as by a release.
+    """
+
+    queue: str
+    ids: list[str]
+
+
+class RedriveIds(Command[int], frozen=True, gc=False, array_like=True, tag=22):
+    """Moves those of these messages that are visible, as a Redrive does; the reply counts them."""
+
+    queue: str
+    ids: list[str]
+    to: str | None = None
+
+
 BatchItem = Push | Delete | Extend | Release
 
 
@@ -476,6 +565,23 @@ class AsyncQueueService(Protocol):
         ...
 
 
+_NEEDED_BY: Final[dict[type, str]] = {
+    PeekFrom: "peek pages",
+    PeekIds: "peek pages",
+    PullIds: "by id",
+    ReturnIds: "by id",
+    RedriveIds: "by id",
+}
+
+
+def refuse_command(command: object, lacks: Mapping[str, str], who: str) -> NoReturn:
+    """Refuses a command that a backend does not have, with the reason if `lacks` has one."""
+    lacked = _NEEDED_BY.get(type(command), "")
+    if lacked in lacks:
+        raise UnsupportedOperation(f"{lacked}: {lacks[lacked]}")
+    raise InvalidField(f"command: {who} has no command {type(command).__name__}")
+
+
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,79}(@[A-Za-z0-9_.-]{1,80})?", re.ASCII)
 _SETTING_LIMITS: Final[dict[str, tuple[int, int]]] = {
     "visibility_ms": (0, VISIBILITY_MS_MAX),
@@ -499,7 +605,7 @@ _OPTIONAL_SETTINGS: Final = frozenset(
         "max_receives",
     }
 )
-_BOOLEAN_SETTINGS: Final = frozenset({"fifo", "dedup_by_content", "dedup_per_group"})
+_BOOLEAN_SETTINGS: Final = frozenset({"fifo", "dedup_by_content", "dedup_per_group", "paused"})
 
 
 def check_name(name: object, field: str = "queue") -> str:
@@ -638,3 +744,14 @@ def changed_settings(base: QueueSettings, changes: object) -> QueueSettings:
     if settings.fifo and settings.priority_age_ms is not None:
         raise InvalidField("priority_age_ms: a fifo queue has no priorities and cannot have it")
     return settings
+
+
+def unseen_claims(command: object, reply: Any) -> list[Release]:
+    """The releases of what a command has claimed, for a caller that was interrupted before it knew.
+
+    None of an attempt: whoever repeats it gets its claims.
+    """
+    is_attempt = isinstance(command, Pull) and command.attempt_id is not None
+    if not isinstance(command, Pull | PullIds) or is_attempt or not reply:
+        return []
+    return [Release(claim.queue, claim.proof) for claim in reply]

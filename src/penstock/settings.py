@@ -1,4 +1,6 @@
-"""A server's settings, read in one place: arguments, `PENSTOCK_…` variables, a TOML file.
+"""A server's settings, read in one place: arguments, `PENSTOCK_…` variables, a config file.
+
+The file is TOML; one whose name ends in `.conf` is a configuration file of ElasticMQ.
 
 An argument replaces a variable, a variable replaces a value of the file, and that replaces the
 default. An unknown name is an error in each of the three. `data` (a path) and `store` (a URL) both
@@ -13,13 +15,14 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from penstock.elasticmq import ENDING, read_elasticmq
 from penstock.errors import InvalidField
-from penstock.url import read_url, without_password
+from penstock.files import OtherOwner, read_named
+from penstock.url import read_url, store_url, without_password
 
 PREFIX: Final = "PENSTOCK_"
 CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
@@ -30,6 +33,7 @@ _OTHER_VARIABLES: Final = frozenset(
     {
         URL_VARIABLE,
         CONFIG_VARIABLE,
+        "PENSTOCK_CHAOS_SEED",
         "PENSTOCK_FULL",
         "PENSTOCK_SCORE",
         "PENSTOCK_FUZZ",
@@ -41,6 +45,8 @@ _OTHER_VARIABLES: Final = frozenset(
 # Someone who has seen a signature can guess its secret offline, so a short one is not accepted.
 SECRET_CHARS_MIN: Final = 16
 AWS_WINDOW_S: Final = 60
+LINE_FORMATS: Final = ("text", "json")
+CLOCKS: Final = ("manual", "auto", "system")
 # A host's name, or an IPv6 address, which has two colons or more.
 _HOST: Final = re.compile(r"[\w.-]+|\[?[0-9a-fA-F]*:[0-9a-fA-F]*:[0-9a-fA-F:.]*\]?")
 _CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -60,6 +66,16 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     again, and for `purged_window` seconds after a purge it cannot be purged again; both are 0
     unless set, or 60 with `aws_limits`, as in Amazon SQS. `carrot` is where a Carrot broker on the
     same store listens, `[HOST:]PORT`; `token_file` holds the token that its clients must send.
+    With `strict_receipts` every receipt is refused once its claim has ended.
+    `mask_messages` keeps bodies and attributes out of the console.
+    `log_format` is the form of the lines on stderr: `text` or `json`; a request that takes
+    `slow_request` seconds or longer gets one.
+    With `kill_button` the console can end the server by SIGKILL, for `penstock demo`.
+    `clock` makes a server for tests: its time is `manual`, `auto` or that of the `system`, and it
+    has the control interface. `chaos` is the seed of the faults that such a server makes.
+    With `create_on_use` a queue is created when a client first asks for its URL, sends to it or
+    receives from it. The programs in `ready_dir` run when the server answers; with `ready_strict`
+    it ends when one of them fails.
     `accept_loss` is meant for a single start, so it can only be an argument.
     """
 
@@ -75,15 +91,30 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls_key: str | None = None
     allow_hosts: list[str] = []
     aws_limits: bool = False
+    strict_receipts: bool = False
     deleted_window: int | None = None
     purged_window: int | None = None
     insecure_without_keys: bool = False
     insecure_without_tls: bool = False
     insecure_other_owner: bool = False
     accept_loss: bool = False
+    mask_messages: bool = False
+    log_format: str = "text"
+    slow_request: float = 1.0
+    kill_button: bool = False
     carrot: str | None = None
     token_file: str | None = None
+    clock: str | None = None
+    chaos: int | None = None
+    create_on_use: bool = False
+    ready_dir: str | None = None
+    ready_strict: bool = False
     queues: dict[str, dict[str, Any]] = {}
+
+    @property
+    def is_for_tests(self) -> bool:
+        """Whether the server has the control interface: see `penstock.server.testing`."""
+        return self.clock is not None or self.chaos is not None
 
     @property
     def on_loopback(self) -> bool:
@@ -125,7 +156,9 @@ def read_settings(
     sources: list[tuple[str, dict[str, Any]]] = []
     path = config or environment.get(CONFIG_VARIABLE)
     if path:
-        sources.append((path, _checked(_read_file(path), path)))
+        # Only an argument allows it: a file cannot say this of itself.
+        other_owner = bool(given.get("insecure_other_owner"))
+        sources.append((path, _checked(_read_file(path, other_owner), path)))
     variables = _checked(_read_environment(environment), "the environment", strict=False)
     arguments = {name: value for name, value in given.items() if value is not None}
     if not _STORE_SETTINGS & arguments.keys():
@@ -134,6 +167,8 @@ def read_settings(
     for where, source in sources:
         if "accept_loss" in source or _accepts_loss(source.get("store")):
             raise InvalidField(_LASTING_LOSS.format(where))
+        if "kill_button" in source:
+            raise InvalidField(f"kill_button, in {where}: is for penstock demo, which gives it")
     sources.append(("the arguments", arguments))
     found: dict[str, Any] = {}
     for where, source in sources:
@@ -142,8 +177,12 @@ def read_settings(
         if _STORE_SETTINGS & source.keys():
             found = {name: value for name, value in found.items() if name not in _STORE_SETTINGS}
         found |= source
+    if {"clock", "chaos"} & found.keys() and not _STORE_SETTINGS & found.keys():
+        # A store on disk would keep what happened at a time that never was.
+        found["store"] = "memory:"
     settings = _convert(found, "the arguments", strict=True)
     _check(settings)
+    _check_for_tests(settings)
     return settings
 
 
@@ -152,7 +191,7 @@ def url_in(environment: Mapping[str, str]) -> str | None:
 
     Raises InvalidField if the URL accepts a loss.
     """
-    url = environment.get(URL_VARIABLE) or None
+    url = store_url(environment.get(URL_VARIABLE, "")) or None
     if _accepts_loss(url):
         raise InvalidField(_LASTING_LOSS.format(URL_VARIABLE))
     return url
@@ -210,14 +249,20 @@ def _checked(found: dict[str, Any], where: str, strict: bool = True) -> dict[str
     return {name: getattr(settings, name) for name in found}
 
 
-def _read_file(path: str) -> dict[str, Any]:
+def _read_file(path: str, other_owner: bool) -> dict[str, Any]:
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(_CONFIG_BYTES_MAX + 1)
+        content = read_named(path, _CONFIG_BYTES_MAX, other_owner=other_owner)
+    except OtherOwner as error:
+        raise InvalidField(
+            f"config: {path!r} {error.strerror}, or say --insecure-other-owner"
+        ) from None
     except OSError as error:
         raise InvalidField(f"config: cannot read {path!r}: {error.strerror}") from None
-    if len(content) > _CONFIG_BYTES_MAX:
-        raise InvalidField(f"config: {path!r} is larger than {_CONFIG_BYTES_MAX} bytes")
+    if path.endswith(ENDING):
+        try:
+            return read_elasticmq(content.decode(), path)
+        except UnicodeDecodeError:
+            raise InvalidField(f"config: {path!r} is not UTF-8") from None
     try:
         return tomllib.loads(content.decode())
     except RecursionError:
@@ -245,10 +290,13 @@ _VARIABLES: Final = frozenset(
 )
 
 
+_ARGUMENTS_ONLY: Final = frozenset({f"{PREFIX}ACCEPT_LOSS", f"{PREFIX}KILL_BUTTON"})
+
+
 def _unknown_variable(variable: str) -> str:
     if variable == f"{PREFIX}QUEUES":
         return f"{variable}: queues cannot be given in a variable; declare them in a config file"
-    names = [each.removeprefix(PREFIX) for each in sorted(_VARIABLES - {f"{PREFIX}ACCEPT_LOSS"})]
+    names = [each.removeprefix(PREFIX) for each in sorted(_VARIABLES - _ARGUMENTS_ONLY)]
     near = get_close_matches(variable.removeprefix(PREFIX).upper(), names, 1)
     hint = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {PREFIX}{', '.join(names)}"
     return f"{variable}: there is no such setting; {hint}"
@@ -275,11 +323,40 @@ def _check_key(access_key: str, secret: str) -> None:
         )
 
 
+def _check_for_tests(settings: ServerSettings) -> None:
+    """Refuses a clock, or chaos, where it could harm more than a test. Raises InvalidField."""
+    if settings.clock is None and settings.chaos is None:
+        return
+    name = "chaos" if settings.clock is None else "clock"
+    if settings.clock not in (None, *CLOCKS):
+        raise InvalidField(f"clock: {settings.clock!r} is none of {', '.join(CLOCKS)}")
+    if settings.chaos is not None and not 0 <= settings.chaos < 2**63:
+        raise InvalidField(f"chaos: {settings.chaos} is outside 0 to {2**63 - 1}")
+    if not settings.on_loopback:
+        raise InvalidField(
+            f"{name}: is for tests on this machine, and {settings.host} can be reached by others; "
+            "listen on 127.0.0.1"
+        )
+    if read_url(settings.where).scheme != "memory":
+        raise InvalidField(
+            f"{name}: is for a store in memory, and {without_password(settings.where)!r} is not: "
+            "leave out the store, or give memory:"
+        )
+    if settings.carrot is not None:
+        raise InvalidField(f"{name}: a Carrot broker has only real time; leave out one of the two")
+
+
 def _check(settings: ServerSettings) -> None:
     if not 0 <= settings.port <= 65_535:
         raise InvalidField(f"port: {settings.port} is outside 0 to 65535")
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise InvalidField("tls_cert and tls_key go together: give both or neither")
+    if settings.log_format not in LINE_FORMATS:
+        raise InvalidField(
+            f"log_format: {settings.log_format!r} is none of {', '.join(LINE_FORMATS)}"
+        )
+    if not 0 < settings.slow_request <= 86_400:
+        raise InvalidField("slow_request: expected more than 0 and at most 86400 seconds")
     if not (settings.account.isascii() and settings.account.isdigit()):
         raise InvalidField(f"account: {settings.account!r} is not twelve digits")
     if len(settings.account) != 12:
@@ -304,10 +381,14 @@ def _check(settings: ServerSettings) -> None:
             raise InvalidField(f"{name}: expected 0 to 86400 seconds")
     for access_key, secret in settings.keys.items():
         _check_key(access_key, secret)
+    if settings.ready_strict and settings.ready_dir is None:
+        raise InvalidField("ready_strict: is for the programs of a directory; give ready_dir, too")
     if settings.token_file is not None and settings.carrot is None:
         raise InvalidField("token_file: is for the clients of a Carrot broker; give carrot, too")
     if settings.on_loopback:
         return
+    if settings.kill_button:
+        raise InvalidField(f"kill_button: not with the host {settings.host}: only on loopback")
     if not settings.keys and not settings.insecure_without_keys:
         raise InvalidField(
             f"host: {settings.host} can be reached by others, so the server needs keys to check "

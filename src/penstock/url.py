@@ -53,6 +53,14 @@ _USERINFO: Final = re.compile(
 )
 
 
+# A URL with a host, up to the first character that ends it, and what follows.
+_AUTHORITY: Final = re.compile(r"(?:[a-z]+:)?//([^/?]+)(.*)", re.DOTALL)
+_HOST: Final = r"(?:\[[0-9A-Fa-f:.]+\]|[^:\[\]\s,@]+)(?::[0-9]{1,5})?"
+_HOSTS: Final = re.compile(rf"{_HOST}(?:,{_HOST})*")
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+_HOST_PORT: Final = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}/?", re.ASCII)
+
+
 class BackendUrl(NamedTuple):
     """A URL taken apart: `rest` is between the scheme and the question mark, `options` after it."""
 
@@ -88,9 +96,10 @@ class BackendUrl(NamedTuple):
         """Raises InvalidField for an option that this backend does not have."""
         for name in self.options:
             if name not in known:
+                # Behind a '?' in a password, the rest of it looks like an option.
+                what = "an unknown option" if "@" in self.text else f"no option {name!r}"
                 raise InvalidField(
-                    f"url: {self.scheme}: has no option {name!r}; "
-                    f"it has {', '.join(sorted(known)) or 'none'}"
+                    f"url: {self.scheme}: has {what}; it has {', '.join(sorted(known)) or 'none'}"
                 )
 
     @property
@@ -129,6 +138,17 @@ def without_password(url: str) -> str:
     return _USERINFO.sub(r"\1//…@", url)
 
 
+def is_address(text: str) -> bool:
+    """Whether this is HOST:PORT, without a scheme."""
+    return _HOST_PORT.fullmatch(text) is not None
+
+
+def store_url(text: str) -> str:
+    """The URL of the store that a person names: a path without a scheme is a `file:` URL."""
+    is_path = text and not is_address(text) and not _SCHEME.match(text)
+    return f"file:{text}" if is_path else text
+
+
 def read_url(url: object) -> BackendUrl:
     """Takes a backend's URL apart. Raises InvalidField."""
     known = ", ".join(scheme.form for scheme in SCHEMES.values())
@@ -136,6 +156,12 @@ def read_url(url: object) -> BackendUrl:
         raise InvalidField(f"url: expected text such as {known}; got {type(url).__name__}")
     scheme, colon, rest = url.partition(":")
     shown = without_password(url)
+    if scheme in ("http", "https") or is_address(url):
+        endpoint = shown if colon and scheme in ("http", "https") else f"http://{shown}"
+        raise InvalidField(
+            f"url: {shown!r} is not the URL of a store; for the Amazon SQS endpoint there use "
+            f"sqs://REGION?endpoint={endpoint}, such as sqs://us-east-1?endpoint={endpoint}"
+        )
     if not colon:
         raise InvalidField(f"url: {shown!r} has no scheme; use {known}")
     if scheme not in SCHEMES:
@@ -146,11 +172,30 @@ def read_url(url: object) -> BackendUrl:
         # The error of urlsplit may quote a part of the password.
         reason = "" if "@" in url else f": {error}"
         raise InvalidField(f"url: {shown!r} cannot be read{reason}") from None
+    if _ends_within_password(rest):
+        raise InvalidField(
+            f"url: {scheme}: the password has a '/' or a '?'; write special characters in the "
+            "password as %XX"
+        )
     rest, mark, query = rest.partition("?")
     options = _read_options(query)
     if mark and not options:
         raise InvalidField(f"url: {shown!r} has a '?' and no options behind it")
     return BackendUrl(url, scheme, rest, options)
+
+
+def _ends_within_password(rest: str) -> bool:
+    """Whether what stands for the host is the beginning of a user and a password.
+
+    The host ends at the first / or ?, so that an error about it would quote that beginning.
+    """
+    found = _AUTHORITY.match(rest)
+    if found is None or "@" not in found[2]:
+        return False
+    if "@" in found[2].partition("?")[0]:
+        # A password may begin with digits, and then looks like a port.
+        return True
+    return _HOSTS.fullmatch(found[1].rpartition("@")[2]) is None
 
 
 def _read_options(query: str) -> dict[str, str]:
@@ -185,5 +230,5 @@ def load_backend(url: BackendUrl) -> Any:
             raise
         raise MissingExtra(
             f"url: {url.scheme}: needs the package {missing!r}; "
-            f"install it with pip install 'penstock[{scheme.extra}]'"
+            f"install it with pip install 'PATH-OF-THE-CLONE[{scheme.extra}]'"
         ) from None

@@ -159,11 +159,14 @@ class Departed(Event, frozen=True, gc=False, array_like=True, tag=17):
 class Arrived(Event, frozen=True, gc=False, array_like=True, tag=18):
     """A message that departed is durable in the other shard, and is removed from the outbox.
 
-    `queue` and `epoch` are those of its `Departed`.
+    `queue` and `epoch` are those of its `Departed`. It is message `to_number` of shard `to_shard`;
+    0 in journals of versions that did not note it.
     """
 
     number: int
     epoch: int
+    to_shard: int = 0
+    to_number: int = 0
 
 
 AnyEvent = (

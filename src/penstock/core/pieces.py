@@ -120,6 +120,11 @@ def divided(values: ByNumber[V]) -> ByNumber[V]:
     return NumberPieces(values)
 
 
+def pieces_of(values: ByNumber[V]) -> list[dict[int, V]]:
+    """The dicts in which the values are, oldest first."""
+    return values._pieces if isinstance(values, NumberPieces) else [values]
+
+
 def newest_of(values: ByNumber[V]) -> dict[int, V]:
     """The dict to which values that are not here yet are to be added."""
     return values.newest() if isinstance(values, NumberPieces) else values

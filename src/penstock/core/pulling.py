@@ -4,6 +4,9 @@ A pull is validated, then looked up by its attempt id, then takes messages out o
 and claims them. Choosing a message means taking it out of the order, so `pull` decides and applies
 at once; `ShardState.apply` of the events that it adds gives the same state.
 
+A pull from a paused queue gets nothing but the claims of an earlier pull with its attempt id.
+`pull_chosen` is not affected: whoever names messages works on the queue, and is not a consumer.
+
 A caller that must read a message's content before it answers passes `load`. It is called
 with each message before that message is claimed. If it raises, that message goes back to its place
 unclaimed, and the pull ends: with the messages claimed before it, or by raising if there are none.
@@ -13,11 +16,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.delivery import Delivery, size_bytes
+from penstock.core.delivery import VISIBLE, Delivery, size_bytes
 from penstock.core.events import AnyEvent, Claimed, Expired
 from penstock.core.visible import FifoOrder
 from penstock.errors import AttemptLapsed, InFlightLimit, PenstockError
-from penstock.service import PULL_LIMIT_MAX, VISIBILITY_MS_MAX, Pull, check_id, check_number
+from penstock.service import (
+    PULL_LIMIT_MAX,
+    VISIBILITY_MS_MAX,
+    Pull,
+    PullIds,
+    check_id,
+    check_number,
+)
 
 if TYPE_CHECKING:
     from penstock.core.queue import QueueState
@@ -59,6 +69,8 @@ def pull(
         earlier = _claims_of_attempt(queue, command.attempt_id, now_ms)
         if earlier is not None:
             return earlier
+    if settings.paused:
+        return []
     if settings.in_flight_max is not None:
         limit = min(limit, _room_in_flight(queue, settings.in_flight_max))
     deadline_ms = now_ms + visibility_ms
@@ -72,9 +84,52 @@ def pull(
             return claims
     else:
         claims = []
-    return _take(
+    return _claim_each(
         shard, queue, command, limit, now_ms, deadline_ms, events, load, claims, checks_age
     )
+
+
+def pull_chosen(
+    shard: "ShardState",
+    command: PullIds,
+    numbers: list[int],
+    now_ms: int,
+    events: list[AnyEvent],
+) -> list[Delivery]:
+    """Claims those of these messages that can be claimed now; adds the events as `pull` does."""
+    queue = shard.queue(command.queue)
+    visibility_ms = command.visibility_ms
+    if visibility_ms is None:
+        visibility_ms = queue.settings.visibility_ms
+    check_number("visibility_ms", visibility_ms, 0, VISIBILITY_MS_MAX)
+    if command.holder is not None:
+        check_id("holder", command.holder)
+    limit = len(numbers)
+    if queue.settings.in_flight_max is not None:
+        limit = min(limit, _room_in_flight(queue, queue.settings.in_flight_max))
+    claims: list[Delivery] = []
+    for number in numbers:
+        delivery = queue.deliveries.get(number)
+        if delivery is None or delivery.state != VISIBLE or queue.is_expired(delivery, now_ms):
+            continue
+        queue.order.begin_pull()
+        if isinstance(queue.order, FifoOrder) and not queue.order.is_next(delivery):
+            continue
+        if len(claims) == limit:
+            break
+        event = Claimed(
+            now_ms,
+            queue.number,
+            number,
+            delivery.epoch + 1,
+            now_ms + visibility_ms,
+            None,
+            command.holder,
+        )
+        shard.apply(event)
+        events.append(event)
+        claims.append(delivery)
+    return claims
 
 
 def _claims_of_attempt(queue: "QueueState", attempt_id: str, now_ms: int) -> list[Delivery] | None:
@@ -171,7 +226,7 @@ def _take_plain(
     return taken, False
 
 
-def _take(
+def _claim_each(
     shard: "ShardState",
     queue: "QueueState",
     command: Pull,

@@ -77,11 +77,14 @@ class QueueState:
         "_has_all_releases",
         "_released",
         "attempts",
+        "claims",
         "configured_at_ms",
         "created_at_ms",
+        "dead_letters",
         "deadlines",
         "dedups",
         "delayed",
+        "deletes",
         "deliveries",
         "expiries",
         "in_flight",
@@ -89,7 +92,9 @@ class QueueState:
         "name",
         "number",
         "order",
+        "pushes",
         "retention",
+        "returns",
         "settings",
         "stored_bytes",
         "takes_first",
@@ -115,6 +120,8 @@ class QueueState:
         self.in_flight = 0
         self.delayed = 0
         self.stored_bytes = 0
+        # What happened here since the queue was loaded, for `QueueCounts`; not part of the state.
+        self.pushes = self.claims = self.deletes = self.returns = self.dead_letters = 0
         # No message that came from another queue ever had a lower number than this.
         self.lowest_moved = 1 << 62
         self.dedups: Window[int] = Window(DEDUP_WINDOW_MS, DEDUPS_MAX)
@@ -136,10 +143,9 @@ class QueueState:
         """Uses these settings from now on."""
         self.settings = settings
         # Whether a pull of one message can claim what `order.take` returns, without examining it:
-        # most can, and one flag is read faster than three settings.
-        self.takes_first = (
-            not settings.fifo and settings.max_receives is None and settings.priority_age_ms is None
-        )
+        # most can, and one flag is read faster than four settings.
+        limits = (settings.max_receives, settings.priority_age_ms)
+        self.takes_first = not (settings.fifo or settings.paused or limits != (None, None))
 
     def _no_deadlines(self) -> Due:
         return Due(self.number, DEADLINE, attrgetter("due_at_ms"), self._alarm, self._discards)
@@ -286,6 +292,7 @@ class QueueState:
         else:
             newest_of(deliveries)[number] = delivery
         self.order.join(delivery)
+        self.pushes += 1
         self.stored_bytes += event.size_bytes
         if event.expires_at_ms:
             delivery.expires_at_ms = event.expires_at_ms
@@ -308,6 +315,7 @@ class QueueState:
         if not delivery.first_claimed_at_ms:
             delivery.first_claimed_at_ms = event.at_ms
         self.in_flight += 1
+        self.claims += 1
         self.deadlines.add(event.deadline_ms, delivery)
         if delivery.group is not None:
             self.order.claimed(delivery.group, delivery)
@@ -325,6 +333,7 @@ class QueueState:
             if not delivery.first_claimed_at_ms:
                 delivery.first_claimed_at_ms = at_ms
         self.in_flight += len(deliveries)
+        self.claims += len(deliveries)
         self.deadlines.add_all(deadline_ms, deliveries)
         queue = self.number
         return [
@@ -403,6 +412,7 @@ class QueueState:
     def returned(self, event: Released | ClaimExpired) -> Delivery:
         """A claim ended: its message is visible again at its old place, or delayed first."""
         delivery = self._end_claim(event.number)
+        self.returns += 1
         until_ms = 0
         if isinstance(event, Released):
             until_ms = event.visible_at_ms
@@ -448,6 +458,7 @@ class QueueState:
         delivery.due_at_ms = 0
         delivery.state = GONE
         self.in_flight -= 1
+        self.deletes += 1
         content = delivery.content
         self.stored_bytes -= (
             content & PLACE_SIZE_MASK if isinstance(content, int) else content.size_bytes
@@ -465,6 +476,8 @@ class QueueState:
 
     def moved_out(self, event: Moved | Departed) -> Delivery:
         """The message left for another queue or shard; returns its delivery here, which is GONE."""
+        if isinstance(event, Departed) or event.dead:
+            self.dead_letters += 1
         return self._withdraw(event.number)
 
     def _withdraw(self, number: int) -> Delivery:
@@ -544,9 +557,7 @@ class QueueState:
         self.deadlines = self._no_deadlines()
         self.expiries = self._no_expiries()
         self.retention.start_over()
-        self.in_flight = 0
-        self.delayed = 0
-        self.stored_bytes = 0
+        self.in_flight = self.delayed = self.stored_bytes = 0
 
     def restored(self, deliveries: list[Delivery]) -> None:
         """Adds the messages of a snapshot, in order of rank."""
@@ -565,6 +576,7 @@ class QueueState:
         newest = newest_of(self.deliveries)
         newest.update(zip(arrivals.numbers, arrivals.deliveries, strict=True))
         self.deliveries = divided(self.deliveries)
+        self.pushes += len(arrivals.deliveries)
         self.stored_bytes += arrivals.size_bytes
         self.order.join_plain(arrivals.deliveries)
         if self.retention.noted_ms == NEVER_MS:

@@ -8,6 +8,7 @@ journal gives the state of the running shard.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -46,7 +47,7 @@ from penstock.core.events import (
     QueueStated,
     Released,
 )
-from penstock.core.pieces import NumberPieces
+from penstock.core.pieces import NumberPieces, pieces_of
 from penstock.core.queue import QueueState
 from penstock.core.receipts import Ticket
 from penstock.core.runs import Run
@@ -67,10 +68,13 @@ from penstock.service import (
     ConfigureQueue,
     CreateQueue,
     Peek,
+    PeekFrom,
     Push,
     QueueInfo,
     QueueSettings,
     Redrive,
+    RedriveIds,
+    ReturnIds,
     changed_settings,
     check_name,
     check_number,
@@ -271,26 +275,28 @@ class ShardState:
         shard = self.elsewhere.get(name, self.number)
         return Departed(now_ms, queue.number, delivery.number, delivery.epoch, shard, name)
 
-    def decide_arrived(self, number: int, epoch: int, now_ms: int) -> Arrived | None:
-        """The event that ends a message which is durable in another shard; None if it has ended."""
+    def decide_arrived(
+        self, number: int, epoch: int, now_ms: int, to: tuple[int, int] = (0, 0)
+    ) -> Arrived | None:
+        """The event that ends a message which is durable in another shard; None if it has ended.
+
+        `to` is that shard, and its number there.
+        """
         delivery = self.departed.deliveries.get(number)
         if delivery is None or delivery.epoch != epoch or delivery.move is None:
             return None
-        return Arrived(now_ms, delivery.move.source, number, epoch)
+        return Arrived(now_ms, delivery.move.source, number, epoch, *to)
 
     # Choosing and taking, in one step.
 
     pull = pulling.pull
+    pull_chosen = pulling.pull_chosen
 
     def redrive(self, command: Redrive, now_ms: int) -> list[AnyEvent]:
         """Moves visible messages on, or back to where they came from."""
         queue = self.queue(command.queue)
         check_number("limit", command.limit, 1, PULL_LIMIT_MAX)
-        to = None if command.to is None else self.queue(command.to)
-        if to is queue:
-            raise InvalidField(f"to: {queue.name!r} is the queue the messages are in")
-        if to is not None and to.settings.fifo != queue.settings.fifo:
-            raise InvalidField(f"to: {to.name!r} and {queue.name!r} must both be fifo, or neither")
+        to = self._redrive_target(queue, command.to)
         events: list[AnyEvent] = []
         kept: list[Delivery] = []
         checks_age = self.alarm.next_ms <= now_ms and queue.may_have_expired(now_ms)
@@ -321,6 +327,49 @@ class ShardState:
                 "queue that still exists; name the queue to move them to"
             )
         return events
+
+    def return_chosen(self, command: ReturnIds, numbers: list[int], now_ms: int) -> list[AnyEvent]:
+        """Ends the claims and the delays of these messages."""
+        queue = self.queue(command.queue)
+        events: list[AnyEvent] = []
+        for number in numbers:
+            delivery = queue.deliveries.get(number)
+            if delivery is None or delivery.state == VISIBLE:
+                continue
+            ended: list[AnyEvent] = [DelayEnded(now_ms, queue.number, number, delivery.epoch)]
+            if delivery.state == IN_FLIGHT:
+                after = self.decide_after_return(delivery, now_ms)
+                ended = [Released(now_ms, queue.number, number, delivery.epoch), *after]
+            for event in ended:
+                self.apply(event)
+            events += ended
+        return events
+
+    def redrive_chosen(
+        self, command: RedriveIds, numbers: list[int], now_ms: int
+    ) -> list[AnyEvent]:
+        """Moves those of these messages that are visible, on or back to where they came from."""
+        queue = self.queue(command.queue)
+        to = self._redrive_target(queue, command.to)
+        events: list[AnyEvent] = []
+        for number in numbers:
+            delivery = queue.deliveries.get(number)
+            if delivery is None or delivery.state != VISIBLE or queue.is_expired(delivery, now_ms):
+                continue
+            target = to or self._source_of(delivery)
+            if target is not None and target is not queue:
+                events.append(self._move(delivery, target, now_ms, dead=False))
+                self.apply(events[-1])
+        return events
+
+    def _redrive_target(self, queue: QueueState, name: str | None) -> QueueState | None:
+        """The queue that a redrive names; None if it names none. Raises RequestError."""
+        to = None if name is None else self.queue(name)
+        if to is queue:
+            raise InvalidField(f"to: {queue.name!r} is the queue the messages are in")
+        if to is not None and to.settings.fifo != queue.settings.fifo:
+            raise InvalidField(f"to: {to.name!r} and {queue.name!r} must both be fifo, or neither")
+        return to
 
     def _source_of(self, delivery: Delivery) -> QueueState | None:
         move = delivery.move
@@ -410,6 +459,27 @@ class ShardState:
         if state is None:
             raise InvalidField(f"state: {command.state!r} is none of {', '.join(_STATES)}")
         return queue.in_state(state, command.limit)
+
+    def peek_from(self, command: PeekFrom) -> list[Delivery]:
+        """Messages in one state, in order of arrival, after one of them; none is changed."""
+        queue = self.queue(command.queue)
+        check_number("limit", command.limit, 1, PEEK_LIMIT_MAX)
+        check_number("after", command.after, 0, 2**63 - 1)
+        state = _STATES.get(str(command.state))
+        if state is None:
+            raise InvalidField(f"state: {command.state!r} is none of {', '.join(_STATES)}")
+        found: list[Delivery] = []
+        for piece in pieces_of(queue.deliveries):
+            # Whole pieces of a large queue are passed over.
+            newest = next(reversed(piece.values()), None)
+            if newest is not None and newest.rank > command.after:
+                later = (
+                    each
+                    for each in piece.values()
+                    if each.rank > command.after and each.state == state
+                )
+                found += islice(later, command.limit - len(found))
+        return found
 
     def outbox(self, limit: int = PULL_LIMIT_MAX) -> list[Owed]:
         """Messages that are owed to other shards, those that departed first before others."""

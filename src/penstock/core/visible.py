@@ -473,6 +473,11 @@ class FifoOrder:
             group.leave()
         self._offer_group_of(delivery)
 
+    def is_next(self, delivery: Delivery) -> bool:
+        """Whether a visible message is the first of its group."""
+        group = self._groups.get(delivery.group or "")
+        return group is not None and group.first() is delivery
+
     def has_group(self, name: str) -> bool:
         """Whether a message of this group is there, whatever its state."""
         return name in self._groups and self._groups[name].first() is not None

@@ -6,7 +6,7 @@ append gets a sequence from the journal, which is the order of all events.
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.core.events import AnyEvent, Pushed
@@ -71,6 +71,10 @@ class StoredJournal(Journal, Protocol):
     A position is a number of bytes from the beginning of the journal: the part of a place that
     `core` does not read.
     """
+
+    def index_rest(self) -> Iterator[None]:
+        """Prepares what was there at the opening for `history`, some milliseconds in each step."""
+        ...
 
     shard: int
     """The number of the shard whose events these are."""

@@ -10,9 +10,9 @@
             16  at_ms (8)
             24  when_ms (8)       deadline (Claimed, Extended), visible at (Pushed, Released);
                                   the queue moved to (Moved); created at (QueueStated);
-                                  the shard it left for (Departed)
+                                  the shard it left for (Departed) or is in (Arrived)
             32  other (8)         expires at (Pushed), rank (Moved), before (QueuePurged);
-                                  configured at (QueueStated)
+                                  configured at (QueueStated); its number there (Arrived)
             40  epoch (4)         the claim; the count (QueuePurged, QueueRemoved)
             44  body size (4)
             48  first text (2)    size of: group (Pushed), attempt id (Claimed), name (QueueCreated,
@@ -105,6 +105,7 @@ _WITH_CONTENT: Final = frozenset({_PUSHED, _CARRIED})
 # The headers of plain events of the three commonest kinds; fields that are zero are padding.
 _pack_deleted = struct.Struct("<IIQQ16xI12xI4x").pack
 _pack_claimed = struct.Struct("<IIQQQ8xI12xI4x").pack
+_pack_held_claim = struct.Struct("<IIQQQ8xI6xH4xII").pack
 _pack_pushed = struct.Struct("<HxxIQQQQ4xI8xII").pack
 _pack_event = EVENT.pack
 # One field of all headers: a slice of the block as an array of integers of the field's size.
@@ -115,6 +116,10 @@ _SECOND_BYTES: Final = slice((BLOCK_BYTES + 50) // 2, None, EVENT_BYTES // 2)
 _PAYLOAD_AT: Final = slice((BLOCK_BYTES + 56) // 4, None, EVENT_BYTES // 4)
 _PAYLOAD_CRC: Final = slice((BLOCK_BYTES + 60) // 4, None, EVENT_BYTES // 4)
 
+
+# A client can invent holders.
+_HOLDERS_MAX: Final = 1_024
+_HOLDERS: Final[dict[str, tuple[bytes, int]]] = {}
 
 Extra = tuple[Attributes | None, dict[str, str] | None, int]
 _to_msgpack = msgspec.msgpack.Encoder().encode
@@ -160,15 +165,18 @@ def encode(
     at = BLOCK_BYTES
     end = BLOCK_BYTES + EVENT_BYTES * len(events)
     if _CLAIMS_AND_DELETES.issuperset(map(type, events)):
-        # Mostly none of many claims and deletes has a payload: "payload at" then only decreases.
+        # Mostly none of many claims and deletes has a payload but the holder of all claims, which
+        # they share: "payload at" then only decreases.
         headers += map(pack_plain, events, range(end - at, 0, -EVENT_BYTES))
-        if all(headers):
+        holders = {event.holder for event in events if type(event) is Claimed}
+        if len(holders) < 2 and all(headers):
+            headers += [_held_by(each)[0] for each in holders if each is not None]
             return b"".join(headers), messages
         del headers[1:]
     for event in events:
         header = pack_plain(event, end - at)
         if header:
-            payload = event.body if type(event) is Pushed else b""
+            payload = plain_payload(event)
         else:
             numbers, parts = _ENCODERS[type(event)](event)
             payload = b"".join(parts)
@@ -229,10 +237,31 @@ def block_header(count: int, shard: int, term: int) -> bytes:
     return BLOCK.pack(count, shard, term)
 
 
-def pack_plain(event: AnyEvent, payload_at: int) -> bytes:
-    """The header of an event of the commonest kinds that has no payload but a body; else empty.
+def _held_by(holder: str) -> tuple[bytes, int]:
+    """A holder's name as a payload, with its checksum: few holders make most claims."""
+    try:
+        return _HOLDERS[holder]
+    except KeyError:
+        if len(_HOLDERS) >= _HOLDERS_MAX:
+            _HOLDERS.clear()
+        payload = holder.encode()
+        known = _HOLDERS[holder] = payload, crc32(payload)
+        return known
 
-    The bytes are those that `encode` makes.
+
+def plain_payload(event: AnyEvent | None) -> bytes:
+    """The payload of an event that `pack_plain` packs."""
+    if type(event) is Pushed:
+        return event.body
+    if type(event) is Claimed and event.holder is not None:
+        return _held_by(event.holder)[0]
+    return b""
+
+
+def pack_plain(event: AnyEvent, payload_at: int) -> bytes:
+    """The header of an event of the commonest kinds that has at most one payload; else empty.
+
+    The payload is a body or a claim's holder: see `plain_payload`.
     """
     # A `cast` would be a call; mypy narrows the type by `type(event) is`.
     if type(event) is Deleted:
@@ -240,10 +269,16 @@ def pack_plain(event: AnyEvent, payload_at: int) -> bytes:
             _DELETED, event.queue, event.number, event.at_ms, event.epoch, payload_at
         )
     if type(event) is Claimed:
-        if event.attempt_id is None and event.holder is None:
-            return _pack_claimed(
+        if event.attempt_id is None:
+            if event.holder is None:
+                return _pack_claimed(
+                    _CLAIMED, event.queue, event.number, event.at_ms, event.deadline_ms,
+                    event.epoch, payload_at,
+                )  # fmt: skip
+            holder, crc = _held_by(event.holder)
+            return _pack_held_claim(
                 _CLAIMED, event.queue, event.number, event.at_ms, event.deadline_ms, event.epoch,
-                payload_at,
+                len(holder), payload_at, crc,
             )  # fmt: skip
     elif type(event) is Pushed:
         e = event
@@ -314,6 +349,13 @@ def _encode_departed(e: Departed) -> Encoded:
     ), (name,)  # fmt: skip
 
 
+def _encode_arrived(e: Arrived) -> Encoded:
+    return (
+        _KIND[Arrived], 0, 0, e.queue, e.number, e.at_ms, e.to_shard, e.to_number, e.epoch,
+        0, 0, 0, 0,
+    ), ()  # fmt: skip
+
+
 def _encode_plain(e: Any) -> Encoded:
     """Any event that has only numbers, found by the names of its fields."""
     if isinstance(e, Extended):
@@ -336,6 +378,7 @@ _ENCODERS: Final[dict[type, Any]] = {
     Moved: _encode_moved,
     QueueStated: _encode_stated,
     Departed: _encode_departed,
+    Arrived: _encode_arrived,
     Carried: _encode_carried,
 }
 
@@ -468,6 +511,8 @@ def _read_other(kind: type, f: Fields, payload: bytes) -> AnyEvent:
         return Moved(f.at_ms, f.queue, f.number, f.when_ms, f.other, bool(f.flags & _DEAD))
     if kind is Departed:
         return Departed(f.at_ms, f.queue, f.number, f.epoch, f.when_ms, first)
+    if kind is Arrived:
+        return Arrived(f.at_ms, f.queue, f.number, f.epoch, f.when_ms, f.other)
     if kind is QueuePurged:
         return QueuePurged(f.at_ms, f.queue, f.epoch, f.other)
     if kind is QueueRemoved:
@@ -494,6 +539,14 @@ def decode_number(data: bytes, data_offset: int, number: int) -> Iterator[AnyEve
             fields = read_header(data[at : at + EVENT_BYTES])
             yield _decode_event(fields, data, at, data_offset, False)[0]
         found = data.find(wanted, found + 1, end)
+
+
+def numbers_in(data: bytes) -> Sequence[int]:
+    """The numbers of the messages that the events of a block are about; 0 for those of queues."""
+    count = BLOCK.unpack_from(data)[0] if len(data) >= BLOCK_BYTES else 0
+    count = min(count, max(0, len(data) - BLOCK_BYTES) // EVENT_BYTES)
+    # A header is eight words, of which the second is the number.
+    return words(data[BLOCK_BYTES : BLOCK_BYTES + EVENT_BYTES * count])[1::8]
 
 
 def read_header(header: bytes) -> Fields:

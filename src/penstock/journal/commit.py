@@ -18,11 +18,17 @@ _ALL_SEQUENCES: Final = 1 << 62
 class GroupCommit:
     """Calls `sync`, which returns the sequence that is durable then, for all waiters.
 
-    With a period it is also called that often, with or without waiters.
+    With a period `sync_idle` is called that often while no sync is under way.
     """
 
-    def __init__(self, sync: Callable[[], int], period_s: float = 0) -> None:
+    def __init__(
+        self,
+        sync: Callable[[], int],
+        sync_idle: Callable[[], int] | None = None,
+        period_s: float = 0,
+    ) -> None:
         self._sync = sync
+        self._sync_idle = sync_idle or sync
         self._period_s = period_s or None
         self._turn = threading.Lock()
         # Guarded by `_turn`: the waiters and what they wait for; whether a sync is under way or
@@ -133,25 +139,32 @@ class GroupCommit:
             self._idle.release()
 
     def _keep_syncing(self) -> None:
-        while self._take_turn():
+        while (sync := self._take_turn()) is not None:
             durable = _ALL_SEQUENCES
             try:
-                durable = self._sync()
+                durable = sync()
             except Exception as error:
                 # Every waiter is woken, syncs in its own thread and gets the error there.
                 if isinstance(error, JournalError):
                     self._period_s = None  # a journal that failed stays failed
             self._wake(durable)
 
-    def _take_turn(self) -> bool:
-        """Waits until it is the thread's turn, or the period is over; False at the end."""
+    def _take_turn(self) -> Callable[[], int] | None:
+        """Waits until it is the thread's turn, or the period is over; returns what it is to call.
+
+        Returns None at the end.
+        """
+        sync = self._sync
         while True:
             with self._turn:
-                if self._by_thread or self._closing:
-                    return not self._closing
+                if self._closing:
+                    return None
+                if self._by_thread:
+                    return sync
             was_called = self._idle.acquire(timeout=self._period_s or -1)
             with self._turn:
                 if was_called:
                     self._is_called = False
                 elif not self._under_way:
                     self._under_way = self._by_thread = True
+                    sync = self._sync_idle

@@ -66,7 +66,7 @@ class StoredEntry(NamedTuple):
 def pack_header(
     version: bytes, ttl_s: int, entry_id: int, data: bytes | bytearray | memoryview
 ) -> bytes:
-    """Return the header of `data`; raise InvalidField if a field does not fit."""
+    """Returns the header of `data`; raises InvalidField if a field does not fit."""
     # struct pads or cuts a version of another length and raises no error.
     if len(version) != 8 or not version[0]:
         raise InvalidField(f"an entry's version is eight bytes, the first not zero: {version!r}")
@@ -81,26 +81,26 @@ def pack_header(
 
 
 def join(version: bytes, entry_id: int, head: bytes, body: bytes) -> bytes:
-    """Return an entry without a time to live; its data is `head + body`. Checks no limit."""
+    """Returns an entry without a time to live; its data is `head + body`. Checks no limit."""
     data = head + body
     rest = _pack_rest(version, len(data), 0, entry_id, crc32(data))
     return _pack_crc(crc32(rest)) + rest + data
 
 
 def pack(version: bytes, ttl_s: int, entry_id: int, data: bytes) -> bytes:
-    """Return the header and the data of an entry."""
+    """Returns the header and the data of an entry."""
     return pack_header(version, ttl_s, entry_id, data) + data
 
 
 def unpack_header(head: bytes) -> Header | None:
-    """Return the header in the first 32 bytes, or None if its checksum does not match."""
+    """Returns the header in the first 32 bytes, or None if its checksum does not match."""
     if len(head) < HEADER_BYTES or crc32(head[4:HEADER_BYTES]) != _unpack_crc(head)[0]:
         return None
     return Header._make(_unpack_rest(head, 4))
 
 
 def unpack(packed: bytes) -> StoredEntry:
-    """Return the packed entry, with offset 0; raise CorruptEntry if a checksum does not match."""
+    """Returns the packed entry, with offset 0; raises CorruptEntry if a checksum does not match."""
     header = unpack_header(packed)
     if header is None:
         raise CorruptEntry("the entry's header does not match its checksum")

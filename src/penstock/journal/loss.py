@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from penstock.journal.files import name_of
 from penstock.journal.manifest import NAME
+from penstock.journal.stream_files import name_of
 
 
 class Cut(NamedTuple):

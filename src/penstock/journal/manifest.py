@@ -35,7 +35,7 @@ from typing import Final, Literal, NamedTuple
 from isal.isal_zlib import crc32
 
 from penstock.errors import StoreUnusable
-from penstock.journal.storage import Directory
+from penstock.journal.disk import Directory
 
 NAME: Final = "manifest"
 MAGIC: Final = b"PENSTMAN"

@@ -18,12 +18,13 @@ import msgspec
 from penstock.core.events import AnyEvent
 from penstock.errors import CorruptEntry, InvalidField, JournalError, StoreUnusable
 from penstock.journal import codec
+from penstock.journal.disk import OsStorage, Storage
 from penstock.journal.entry import StoredEntry
-from penstock.journal.files import Files, name_of, numbers_in
+from penstock.journal.header_page import Slot
 from penstock.journal.loss import Loss
 from penstock.journal.recovery import Examined, examine, newest_slot
-from penstock.journal.scan import Limit, Quarantined, find_first, walk
-from penstock.journal.storage import OsStorage, Storage
+from penstock.journal.scan import Limit, Quarantined, find_first, valid_end, walk
+from penstock.journal.stream_files import StreamFiles, name_of, numbers_in
 
 
 class JournaledEvent(NamedTuple):
@@ -58,7 +59,7 @@ class JournalReader:
         self._known_end = known_end
         self._storage = storage or OsStorage()
         self._archive_path = None if archive is None else os.fspath(archive)
-        self._archive: Files | None = None
+        self._archive: StreamFiles | None = None
         self._noted: dict[tuple[int, str], Quarantined] = {}
         with contextlib.ExitStack() as undo:
             self._journal, examined = _open(self._storage, os.fspath(directory))
@@ -97,6 +98,11 @@ class JournalReader:
         return self._journal.payload_bytes
 
     @property
+    def file_bytes(self) -> int:
+        """The size of each segment file."""
+        return self._journal.file_bytes
+
+    @property
     def first_offset(self) -> int:
         """Where the oldest entry begins that can still be read."""
         return self._first[0]
@@ -115,6 +121,14 @@ class JournalReader:
     def next_id(self) -> int:
         """The id of the entry that begins, or will begin, at the watermark."""
         return self._slot.next_id
+
+    def written_end(self) -> tuple[int, int]:
+        """Where the whole entries end that the writer has written, and the id that follows.
+
+        Those behind the watermark are not durable yet, and a power cut may remove them.
+        """
+        slot = self._slot
+        return valid_end(self._scan, slot.durable_offset, slot.next_id, self.held_end)
 
     @property
     def held_end(self) -> int:
@@ -145,13 +159,19 @@ class JournalReader:
         """The damage that opening and reading found, in stream order."""
         return sorted(self._noted.values())
 
+    def writer_offset(self) -> int:
+        """The watermark as the writer has it now; any thread may ask, and reading goes on."""
+        return self._newest_slot().durable_offset
+
+    def _newest_slot(self) -> Slot:
+        known = self._slot
+        from_number = known.durable_offset // self.payload_bytes
+        slot = newest_slot(self._journal.directory, from_number, self.identity)
+        return slot if slot is not None and slot.serial > known.serial else known
+
     def refresh(self) -> int:
         """Reads how far the writer has come; returns the new watermark."""
-        directory = self._journal.directory
-        from_number = self._slot.durable_offset // self.payload_bytes
-        slot = newest_slot(directory, from_number, self.identity)
-        if slot is not None and slot.serial > self._slot.serial:
-            self._slot = slot
+        self._slot = self._newest_slot()
         for files in (self._journal, self._archive):
             if files is not None and (numbers := numbers_in(files.directory)):
                 files.first, files.last = numbers[0], numbers[-1]
@@ -302,7 +322,7 @@ def _holds_files(storage: Storage, path: str) -> bool:
     return found
 
 
-def _open(storage: Storage, path: str) -> tuple[Files, Examined]:
+def _open(storage: Storage, path: str) -> tuple[StreamFiles, Examined]:
     try:
         directory = storage.open(path, writable=False)
     except OSError as error:
@@ -311,7 +331,7 @@ def _open(storage: Storage, path: str) -> tuple[Files, Examined]:
         examined = examine(directory)
         if examined is None:
             raise StoreUnusable(f"{path}: holds no segment files")
-        files = Files(
+        files = StreamFiles(
             directory, examined.identity, examined.file_bytes, examined.numbers, writable=False
         )
     except OSError as error:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.errors import StoreUnusable
+from penstock.journal.disk import Directory
 from penstock.journal.entry import HEADER_BYTES
-from penstock.journal.fileheader import (
+from penstock.journal.header_page import (
     FORMAT,
     PAGE_BYTES,
     SLOT_OFFSETS,
@@ -26,11 +27,10 @@ from penstock.journal.fileheader import (
     unpack_header,
     unpack_slots,
 )
-from penstock.journal.files import Files, drafts_in, name_of, numbers_in
 from penstock.journal.loss import Cut, Loss, runs
 from penstock.journal.manifest import NAME, FileList, condition_of, read_manifest
 from penstock.journal.scan import Limit, Quarantined, crossing_end, find_first, valid_end
-from penstock.journal.storage import Directory
+from penstock.journal.stream_files import StreamFiles, drafts_in, name_of, numbers_in
 
 _CHUNK_BYTES = 1 << 20
 _FILE_BYTES_MAX = 1 << 40
@@ -83,7 +83,7 @@ class _Pages:
 
 
 def examine(directory: Directory) -> Examined | None:
-    """Return the directory's state, or None if it has no segment; raises StoreUnusable."""
+    """Returns the directory's state, or None if it has no segment; raises StoreUnusable."""
     # The manifest is read before the names, and the pages after them. With a live writer, a listed
     # file then either exists or lies before the watermark's first offset, which is read last.
     listed = read_manifest(directory)
@@ -120,7 +120,7 @@ def examine(directory: Directory) -> Examined | None:
         why = f"header of {name_of(number)} does not match its checksum"
         examined.damage.append(Quarantined(number * examined.payload_bytes, 0, why))
     examined.cut = _find_cuts(examined, pages)
-    files = Files(directory, identity, file_bytes, numbers, writable=False)
+    files = StreamFiles(directory, identity, file_bytes, numbers, writable=False)
     examined.emptied = _find_emptied(examined, pages, files)
     _judge_manifest(examined, files)
     return examined
@@ -143,7 +143,7 @@ def _find_cuts(examined: Examined, pages: _Pages) -> list[Cut]:
     return cuts
 
 
-def _find_emptied(examined: Examined, pages: _Pages, files: Files) -> list[int]:
+def _find_emptied(examined: Examined, pages: _Pages, files: StreamFiles) -> list[int]:
     """The files that lost their header page, with a newer watermark, and the entries behind it.
 
     The watermark is in the file to which it leads. So if a file behind the newest slot has neither
@@ -163,7 +163,7 @@ def _find_emptied(examined: Examined, pages: _Pages, files: Files) -> list[int]:
     return []
 
 
-def _judge_manifest(examined: Examined, files: Files) -> None:
+def _judge_manifest(examined: Examined, files: StreamFiles) -> None:
     """Notes a manifest that was taken away, or is damaged and may have listed more files.
 
     A damaged one is made again if nothing is missing for certain: if the entries end before the
@@ -188,7 +188,7 @@ def _judge_manifest(examined: Examined, files: Files) -> None:
 
 
 def newest_slot(directory: Directory, from_number: int, identity: bytes) -> Slot | None:
-    """Return the newest slot in the files from this number on; a writer may be active."""
+    """Returns the newest slot in the files from this number on; a writer may be active."""
     numbers = [number for number in numbers_in(directory) if number >= from_number]
     slots = _read_pages(directory, numbers).slots
     ours = [slot for _, _, slot in slots if slot.identity == identity]
@@ -220,7 +220,7 @@ def _read_pages(directory: Directory, numbers: list[int]) -> _Pages:
 
 
 def _agree(directory: Directory, numbers: list[int], pages: _Pages) -> tuple[bytes, int]:
-    """Return the identity and the file size of all files; raise StoreUnusable if they differ."""
+    """Returns the identity and the file size of all files; raises StoreUnusable if they differ."""
     for number, header in pages.headers.items():
         where = f"{directory.path}: {name_of(number)}"
         if header.format != FORMAT:
@@ -245,7 +245,7 @@ def _agree(directory: Directory, numbers: list[int], pages: _Pages) -> tuple[byt
 
 
 def _name_foreign_files(pages: _Pages) -> str:
-    """Name the files whose identity differs from that of most files; empty if there is a tie."""
+    """Names the files whose identity differs from that of most files; empty if there is a tie."""
     by_identity: dict[bytes, list[int]] = {}
     for number, header in pages.headers.items():
         by_identity.setdefault(header.identity, []).append(number)
@@ -256,8 +256,10 @@ def _name_foreign_files(pages: _Pages) -> str:
     return f"; not of the same stream as the others: {names}"
 
 
-def repair(files: Files, examined: Examined, missing: list[int] | None = None) -> tuple[int, int]:
-    """Prepare the tail for appending; return the end of the stream and the next id.
+def repair(
+    files: StreamFiles, examined: Examined, missing: list[int] | None = None
+) -> tuple[int, int]:
+    """Prepares the tail for appending; returns the end of the stream and the next id.
 
     The files whose numbers are in `missing` are created again, or restored if they exist without
     content; the stream ends behind them.
@@ -296,8 +298,8 @@ def repair(files: Files, examined: Examined, missing: list[int] | None = None) -
     return end, next_id
 
 
-def _pass_gap(files: Files, gap_end: int, found_end: int, next_id: int) -> tuple[int, int]:
-    """Return the end of the entries behind a gap and the next id; as given if there are none."""
+def _pass_gap(files: StreamFiles, gap_end: int, found_end: int, next_id: int) -> tuple[int, int]:
+    """Returns the end of the entries behind a gap and the next id; as given if there are none."""
     limit = Limit(files.allocated_end, None)
     offset, entry_id = find_first(files.scan, gap_end, limit)
     if offset >= limit.offset or entry_id < next_id:
@@ -305,8 +307,8 @@ def _pass_gap(files: Files, gap_end: int, found_end: int, next_id: int) -> tuple
     return valid_end(files.scan, offset, entry_id, limit.offset)
 
 
-def _finish_interrupted(files: Files, examined: Examined, missing: list[int]) -> None:
-    """Finish what a crash interrupted, and restore the header and size of damaged files."""
+def _finish_interrupted(files: StreamFiles, examined: Examined, missing: list[int]) -> None:
+    """Finishes what a crash interrupted, and restores the header and size of damaged files."""
     directory = files.directory
     for draft in drafts_in(directory):
         directory.remove(draft)
@@ -332,8 +334,8 @@ def _finish_interrupted(files: Files, examined: Examined, missing: list[int]) ->
             file.sync()
 
 
-def _keep_through(files: Files, keep_last: int) -> None:
-    """Remove the files after `keep_last`, and those after a gap in the numbers."""
+def _keep_through(files: StreamFiles, keep_last: int) -> None:
+    """Removes the files after `keep_last`, and those after a gap in the numbers."""
     present = set(numbers_in(files.directory))
     last = min(keep_last, files.last)
     while last >= files.first and not _is_contiguous(present, keep_last - 1, last):
@@ -349,8 +351,8 @@ def _is_contiguous(present: set[int], tail: int, last: int) -> bool:
     return all(number in present for number in range(min(tail, last), last + 1))
 
 
-def _rewrite(files: Files, start: int, end: int) -> None:
-    """Write the same bytes again, so that the next sync writes them to the disk."""
+def _rewrite(files: StreamFiles, start: int, end: int) -> None:
+    """Writes the same bytes again, so that the next sync writes them to the disk."""
     while start < end:
         size = min(_CHUNK_BYTES, end - start)
         files.write(start, files.read(start, size))

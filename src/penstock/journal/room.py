@@ -18,11 +18,16 @@ from penstock.service import (
     Command,
     Delete,
     Pull,
+    PullIds,
     Push,
     PushMany,
     Redrive,
+    RedriveIds,
+    ReturnIds,
 )
 
+# The longest holder that a server gives a claim of its own accord.
+HOLDER_BYTES_MAX: Final = 64
 # More than any entry needs beside the bodies: headers, texts and extras of one event.
 _EVENT_ROOM_BYTES: Final = 2_048
 # An entry has its size in four bytes, and is built in memory first.
@@ -33,7 +38,9 @@ _AMPLE_BYTES: Final = 1024 * 1024
 # What the smallest messages need that are written until the disk is checked again: their pushes
 # once, their claims and deletes twice as much.
 _BETWEEN_CHECKS_BYTES: Final = 3 * _AMPLE_BYTES
-_LEAVING_BYTES: Final = 2 * (HEADER_BYTES + codec.BLOCK_BYTES + codec.EVENT_BYTES)
+_LEAVING_BYTES: Final = (
+    2 * (HEADER_BYTES + codec.BLOCK_BYTES + codec.EVENT_BYTES) + HOLDER_BYTES_MAX
+)
 
 
 class RoomBudget:
@@ -138,6 +145,10 @@ def room_needed(command: Command[Any]) -> tuple[int, bool]:
         if isinstance(command, Pull):
             texts = len(str(command.attempt_id)) + len(str(command.holder))
         return count * (codec.EVENT_BYTES + 4 * texts) + _COMMAND_ROOM_BYTES, True
+    if isinstance(command, PullIds | ReturnIds | RedriveIds):
+        count = len(command.ids) if type(command.ids) is list else 0
+        texts = len(str(getattr(command, "holder", "")))
+        return 2 * count * (codec.EVENT_BYTES + 4 * texts) + _COMMAND_ROOM_BYTES, True
     return _COMMAND_ROOM_BYTES, True
 
 

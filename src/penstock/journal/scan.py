@@ -54,7 +54,7 @@ class _Window:
         self._offset = 0
         self._size = _WINDOW_BYTES_MIN
 
-    def take(self, offset: int, size: int) -> bytes:
+    def read(self, offset: int, size: int) -> bytes:
         at = offset - self._offset
         if at < 0 or at + size > len(self._bytes):
             if size > _WINDOW_BYTES_MAX:
@@ -73,10 +73,10 @@ def walk(
     limit: Limit,
     quarantine: Callable[[Quarantined], None],
 ) -> Iterator[StoredEntry]:
-    """Yield the entries from `offset`, where `entry_id` begins (0: not known), to `limit`."""
+    """Yields the entries from `offset`, where `entry_id` begins (0: not known), to `limit`."""
     window = _Window(read)
     while offset < limit.offset:
-        header = unpack_header(window.take(offset, HEADER_BYTES))
+        header = unpack_header(window.read(offset, HEADER_BYTES))
         if header is None or not _plausible(header, entry_id, limit):
             found_offset, entry_id = _resynchronise(window, offset, entry_id, limit)
             why = "header does not match its checksum" if header is None else "header out of place"
@@ -89,7 +89,7 @@ def walk(
                 return
             quarantine(Quarantined(offset, limit.offset - offset, "entry exceeds the stream"))
             return
-        data = window.take(offset + HEADER_BYTES, header.size_bytes)
+        data = window.read(offset + HEADER_BYTES, header.size_bytes)
         if crc32(data) == header.data_crc:
             yield StoredEntry(header.entry_id, offset, header.version, header.ttl_s, data)
         else:
@@ -99,16 +99,16 @@ def walk(
 
 
 def valid_end(read: Read, offset: int, entry_id: int, end_offset: int) -> tuple[int, int]:
-    """Return where the unbroken run of entries from `offset` ends, and the id that follows it."""
+    """Returns where the unbroken run of entries from `offset` ends, and the id that follows it."""
     window = _Window(read)
     while offset + HEADER_BYTES <= end_offset:
-        header = unpack_header(window.take(offset, HEADER_BYTES))
+        header = unpack_header(window.read(offset, HEADER_BYTES))
         if header is None or header.entry_id != entry_id:
             break
         end = offset + HEADER_BYTES + header.size_bytes
         if end > end_offset:
             break
-        if crc32(window.take(offset + HEADER_BYTES, header.size_bytes)) != header.data_crc:
+        if crc32(window.read(offset + HEADER_BYTES, header.size_bytes)) != header.data_crc:
             break
         offset = end
         entry_id += 1
@@ -116,7 +116,7 @@ def valid_end(read: Read, offset: int, entry_id: int, end_offset: int) -> tuple[
 
 
 def crossing_end(read: Read, offset: int, entry_id: int, goal: int) -> int | None:
-    """Return where the entry ends with which the unbroken run from `offset` reaches `goal`.
+    """Returns where the entry ends with which the unbroken run from `offset` reaches `goal`.
 
     None if the run ends before: then nothing behind `goal` was ever durable, because a sync
     includes all that was appended before. The data of that one entry is not verified.
@@ -132,7 +132,7 @@ def crossing_end(read: Read, offset: int, entry_id: int, goal: int) -> int | Non
 
 
 def find_first(read: Read, offset: int, limit: Limit) -> tuple[int, int]:
-    """Return the first entry at or after `offset`, which may be within an entry."""
+    """Returns the first entry at or after `offset`, which may be within an entry."""
     return _resynchronise(_Window(read), offset - 1, 0, limit)
 
 
@@ -143,7 +143,7 @@ def _plausible(header: Header, entry_id: int, limit: Limit) -> bool:
 
 
 def _resynchronise(window: _Window, offset: int, entry_id: int, limit: Limit) -> tuple[int, int]:
-    """Return the next entry after the damaged one at `offset`, or the limit if there is none.
+    """Returns the next entry after the damaged one at `offset`, or the limit if there is none.
 
     A chain of entries is kept only if it fits the chain behind it: the ids between the two are the
     ones that are missing, and the bytes between them have room for that many entries. Bytes in a
@@ -173,9 +173,9 @@ def _resynchronise(window: _Window, offset: int, entry_id: int, limit: Limit) ->
 
 
 def _follow(window: _Window, offset: int, entry_id: int, limit: Limit) -> tuple[int, int]:
-    """Return where the chain of headers from `offset` breaks, and the id expected there."""
+    """Returns where the chain of headers from `offset` breaks, and the id expected there."""
     while offset < limit.offset:
-        header = unpack_header(window.take(offset, HEADER_BYTES))
+        header = unpack_header(window.read(offset, HEADER_BYTES))
         if header is None or header.entry_id != entry_id:
             break
         end = offset + HEADER_BYTES + header.size_bytes
@@ -187,7 +187,7 @@ def _follow(window: _Window, offset: int, entry_id: int, limit: Limit) -> tuple[
 
 
 def _candidate(window: _Window, offset: int, entry_id: int, limit: Limit) -> tuple[int, int] | None:
-    """Return the next offset at which both checksums match and the id may follow `entry_id`."""
+    """Returns the next offset at which both checksums match and the id may follow `entry_id`."""
     lowest = entry_id + 1
     highest = lowest + (limit.offset - offset) // HEADER_BYTES
     if limit.next_id is not None and (not entry_id or highest >= limit.next_id):
@@ -197,7 +197,7 @@ def _candidate(window: _Window, offset: int, entry_id: int, limit: Limit) -> tup
     pattern = _header_pattern(lowest, highest)
     while offset + HEADER_BYTES <= limit.offset:
         size = min(_WINDOW_BYTES_MAX, limit.offset - offset)
-        chunk = window.take(offset, size)
+        chunk = window.read(offset, size)
         for match in pattern.finditer(chunk):
             at = match.start()
             header = unpack_header(chunk[at : at + HEADER_BYTES])
@@ -206,7 +206,7 @@ def _candidate(window: _Window, offset: int, entry_id: int, limit: Limit) -> tup
             start = offset + at
             if start + HEADER_BYTES + header.size_bytes > limit.offset:
                 continue
-            data = window.take(start + HEADER_BYTES, header.size_bytes)
+            data = window.read(start + HEADER_BYTES, header.size_bytes)
             if crc32(data) == header.data_crc:
                 return start, header.entry_id
         if len(chunk) < size or size < _WINDOW_BYTES_MAX:
@@ -217,7 +217,7 @@ def _candidate(window: _Window, offset: int, entry_id: int, limit: Limit) -> tup
 
 
 def _header_pattern(lowest_id: int, highest_id: int) -> re.Pattern[bytes]:
-    """Return a pattern that every header with such an id matches.
+    """Returns a pattern that every header with such an id matches.
 
     To compute a checksum at every byte would be too slow. A version never begins with zero, so
     zeroed ranges do not match; the high half of the id is in the pattern if it has few values.

@@ -5,7 +5,7 @@ Long, because the rules below hold only together.
              |  file 0    |  file 1    |  file 2    |  file 3, the spare …
              e1 e2 e3 e4──┼─e4─────────┼──e4 e5     (zeroes)
 
-Each file is a page that says what it is (see `fileheader`) and P bytes of the stream. An entry may
+Each file is a page that says what it is (see `header_page`) and P bytes of the stream. An entry may
 span files; a file may hold many entries. The rules that make it safe:
 
 - A byte is durable when the sync after it has returned. Only then is a watermark written that
@@ -29,6 +29,7 @@ from typing import NoReturn, Self
 
 from penstock.errors import InvalidField, JournalError, PenstockError, StoreFull, StoreUnusable
 from penstock.forked import start_over_when_forked
+from penstock.journal.disk import Directory, Map, OsStorage, Storage
 from penstock.journal.entry import (
     HEADER_BYTES,
     StoredEntry,
@@ -36,11 +37,17 @@ from penstock.journal.entry import (
     pack_header,
     unpack_header,
 )
-from penstock.journal.fileheader import PAGE_BYTES, SLOT_BYTES, SLOT_OFFSETS, Slot, pack_slot
-from penstock.journal.files import Files, name_of, numbers_in
+from penstock.journal.header_page import (
+    PAGE_BYTES,
+    SLOT_BYTES,
+    SLOT_OFFSETS,
+    Slot,
+    check_file_size,
+    pack_slot,
+)
 from penstock.journal.recovery import Examined, examine, repair
 from penstock.journal.scan import Limit, Quarantined, walk
-from penstock.journal.storage import Directory, Map, OsStorage, Storage
+from penstock.journal.stream_files import StreamFiles, name_of, numbers_in
 from penstock.journal.watermark import Watermark
 
 FILE_BYTES = 16 * 1024 * 1024
@@ -53,7 +60,7 @@ _JOIN_BYTES_MAX = 64 * 1024
 class Segments:
     """An open stream. Made by `open`, closed by `close` or at the end of a `with` block."""
 
-    def __init__(self, files: Files, slot: Slot, slot_place: tuple[int, int]) -> None:
+    def __init__(self, files: StreamFiles, slot: Slot, slot_place: tuple[int, int]) -> None:
         self._files = files
         self._payload_bytes = files.payload_bytes
         self._tip = (slot.durable_offset, slot.next_id)
@@ -93,7 +100,7 @@ class Segments:
         identity: bytes | None = None,
         begin: tuple[int, int] = (0, 1),
     ) -> "Segments":
-        """Open the stream in `directory` for writing; make it if there is none, or recover it.
+        """Opens the stream in `directory` for writing; makes it if there is none, or recovers it.
 
         `file_bytes` counts for a new stream only: an existing one keeps its size.
         `reserve_bytes` is the room that only appends with `reserved=True` may use up, half a file
@@ -105,10 +112,7 @@ class Segments:
 
         Raises StoreUnusable, having touched nothing, if the directory cannot be used.
         """
-        if file_bytes < 2 * PAGE_BYTES or file_bytes % PAGE_BYTES:
-            raise InvalidField(
-                f"file_bytes is a multiple of {PAGE_BYTES}, at least {2 * PAGE_BYTES}: {file_bytes}"
-            )
+        check_file_size(file_bytes)
         path = os.fspath(directory)
         with contextlib.ExitStack() as undo:
             try:
@@ -142,7 +146,7 @@ class Segments:
     def _create(
         cls, directory: Directory, file_bytes: int, identity: bytes | None, begin: tuple[int, int]
     ) -> "Segments":
-        files = Files(directory, identity or os.urandom(16), file_bytes, [], writable=True)
+        files = StreamFiles(directory, identity or os.urandom(16), file_bytes, [], writable=True)
         files.first = begin[0] // files.payload_bytes
         files.last = files.first - 1
         files.create_next()
@@ -155,7 +159,7 @@ class Segments:
 
     @classmethod
     def _recover(cls, directory: Directory, examined: Examined, missing: list[int]) -> "Segments":
-        files = Files(
+        files = StreamFiles(
             directory,
             examined.identity,
             examined.file_bytes,
@@ -280,7 +284,7 @@ class Segments:
         ttl_s: int = 0,
         reserved: bool = False,
     ) -> tuple[int, int]:
-        """Write one entry whose data is the parts joined; return its id and its data's offset.
+        """Writes one entry whose data is the parts joined; returns its id and its data's offset.
 
         It is durable after the next `sync`. Raises StoreFull, and writes nothing, if there is no
         room for it beside the reserve; InvalidField; JournalError if an earlier sync failed.
@@ -309,7 +313,7 @@ class Segments:
     def _append_checked(
         self, data: bytes | memoryview, version: bytes, ttl_s: int, reserved: bool
     ) -> tuple[int, int]:
-        """Append with all checks: the entry may need room, cross a file's end, or be refused."""
+        """Appends with all checks: the entry may need room, cross a file's end, or be refused."""
         start, entry_id = self._tip
         header = pack_header(version, ttl_s, entry_id, data)
         end = start + HEADER_BYTES + len(data)
@@ -321,11 +325,11 @@ class Segments:
         return entry_id, start + HEADER_BYTES
 
     def unload(self) -> None:
-        """Unmap the pages of the last appends from this process; the system's cache keeps them."""
+        """Unmaps the pages of the last appends from this process; the system's cache keeps them."""
         self._files.get(self._tail).unload()
 
     def _enter_tail(self) -> None:
-        """Let `append` write to the file in which the stream now ends."""
+        """Lets `append` write to the file in which the stream now ends."""
         files = self._files
         tail = min(self._tip[0] // self._payload_bytes, files.last)
         if tail != self._tail:
@@ -350,7 +354,7 @@ class Segments:
         return tail_end + ahead
 
     def ensure_room(self, size_bytes: int, reserved: bool) -> None:
-        """Make sure that an entry of this size fits; raise StoreFull if there is no room.
+        """Makes sure that an entry of this size fits; raises StoreFull if there is no room.
 
         For the appending thread, whose next append with `reserved=True` is then not refused.
         """
@@ -367,7 +371,7 @@ class Segments:
             self.require_usable()
 
     def prepare(self) -> None:
-        """Make the spare files that are wanted; off the hot path, from any thread.
+        """Makes the spare files that are wanted; off the hot path, from any thread.
 
         Raises StoreFull if there is no room; appends go on until the reserve is reached.
         """
@@ -405,7 +409,7 @@ class Segments:
             self._prepare(self._wanted_end())
 
     def sync(self) -> int:
-        """Make durable all that was appended before this call; return the durable offset.
+        """Makes durable all that was appended before this call; returns the durable offset.
 
         Raises JournalError if the disk refuses; from then on every append and sync does.
         """
@@ -428,7 +432,7 @@ class Segments:
             return end
 
     def sync_watermark(self) -> None:
-        """Make the last written watermark itself durable, which the next sync would do."""
+        """Makes the last written watermark itself durable, which the next sync would do."""
         with self._syncing:
             self.require_usable()
             if self._watermark.is_pending:
@@ -437,7 +441,7 @@ class Segments:
                 self._durable_first = written_first
 
     def publish(self) -> None:
-        """Write where the stream begins and how far it is durable, without a sync.
+        """Writes where the stream begins and how far it is durable, without a sync.
 
         Readers see it and it survives the process, but not a power cut.
         """
@@ -452,14 +456,14 @@ class Segments:
             self._fail(str(error), error)
 
     def _write_watermark(self) -> None:
-        """Write where the stream begins and how far it is durable; durable after the next sync."""
+        """Writes where the stream begins and how far it is durable; durable after the next sync."""
         try:
             self._watermark.write(self._durable, self._first)
         except JournalError as error:
             self._fail(str(error), error)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return bytes of the stream; raise InvalidField if it does not hold them all."""
+        """Returns bytes of the stream; raises InvalidField if it does not hold them all."""
         first = self._files.first * self._payload_bytes
         if offset < first or size_bytes < 0 or offset + size_bytes > self._tip[0]:
             raise InvalidField(
@@ -471,7 +475,7 @@ class Segments:
     def entries(
         self, start_offset: int | None = None, end: int | None = None
     ) -> Iterator[StoredEntry]:
-        """Yield the entries that begin in [start_offset, end), both at the bounds of entries.
+        """Yields the entries that begin in [start_offset, end), both at the bounds of entries.
 
         Without bounds: all that are durable. An entry that fails a checksum is listed in
         `quarantined` and skipped; the entries behind it are still returned.
@@ -496,7 +500,7 @@ class Segments:
             self._quarantined[found.offset, found.why] = found
 
     def advance(self, offset: int, entry_id: int | None = None) -> None:
-        """Let the stream begin at the entry at `offset`; durable after the next `sync`.
+        """Lets the stream begin at the entry at `offset`; durable after the next `sync`.
 
         `entry_id` is that entry's id, read from it if not given. Files stay until `drop_before`.
         """
@@ -514,7 +518,7 @@ class Segments:
         return header.entry_id if header else 0
 
     def drop_before(self, offset: int, *, archive: str | os.PathLike[str] | None = None) -> int:
-        """Let the stream begin at `offset` or later, unlink the files before it; return how many.
+        """Lets the stream begin at `offset` or later; returns how many files it unlinks before it.
 
         With `archive` they are first kept in that directory. The new beginning is durable before
         any file is unlinked. Raises JournalError, StoreFull or InvalidField, with nothing dropped.
@@ -554,7 +558,7 @@ class Segments:
             return len(dropped)
 
     def _archive(self, numbers: list[int], to: str) -> None:
-        """Keep files in `to`, each with the current watermark in its first slot."""
+        """Keeps files in `to`, each with the current watermark in its first slot."""
         at = SLOT_OFFSETS[0]
         for number in numbers:
             file = self._files.get(number)
@@ -563,7 +567,7 @@ class Segments:
             self._files.directory.archive(name_of(number), to)
 
     def close(self) -> None:
-        """Sync and close the files. After a failed sync only close them."""
+        """Syncs and closes the files. After a failed sync only closes them."""
         try:
             if not self._failure:
                 self.sync()
@@ -596,7 +600,7 @@ class Segments:
             raise JournalError(f"{self.path}: {self._failure}")
 
     def _fail(self, why: str, error: JournalError) -> NoReturn:
-        """Stop for good: after a failed sync the system may have discarded the bytes."""
+        """Stops for good: after a failed sync the system may have discarded the bytes."""
         self._failure = why
         self._fast_end = -1
         raise JournalError(f"{self.path}: {why}") from error

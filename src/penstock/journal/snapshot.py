@@ -21,9 +21,9 @@ from penstock.core.delivery import OUTBOX, Arrivals, Delivery
 from penstock.core.shard import ShardSnapshot, ShardState
 from penstock.core.window import Key
 from penstock.errors import StoreFull
+from penstock.files import open_in, sync_directory
 from penstock.journal.columns import pack_columns, unpack_columns
 from penstock.journal.entry import HEADER_BYTES, pack, unpack_header
-from penstock.journal.storage import open_regular
 
 VERSION: Final = b"PSNAPS03"
 KEPT: Final = 2
@@ -78,9 +78,9 @@ class SnapshotWriter:
         self._slices = 0
         self._unsynced_bytes = 0
         self._path = directory / "snapshot.new"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
-            self._file = os.fdopen(os.open(self._path, flags, 0o600), "wb")
+            self._file = os.fdopen(open_in(directory, self._path.name, flags), "wb")
         except OSError as error:
             raise StoreFull(f"{self._path}: cannot be made: {error.strerror}") from error
         try:
@@ -116,7 +116,7 @@ class SnapshotWriter:
             self._file.close()
             os.replace(self._path, snapshot_path(self._directory, self._offset))
             if self._syncs:
-                _sync_directory(self._directory)
+                sync_directory(self._directory)
         except OSError as error:
             raise StoreFull(f"{self._path}: cannot keep a snapshot: {error.strerror}") from error
         for old in snapshot_paths(self._directory)[KEPT:]:
@@ -179,7 +179,7 @@ class _NotWhole(Exception):
 def read_snapshot(path: Path) -> Taken | None:
     """The state a file holds, or None if it is not whole or cannot be read."""
     try:
-        with open_regular(path) as file:
+        with os.fdopen(open_in(path.parent, path.name), "rb") as file:
             return _assemble(_entries(file))
     except (OSError, ValueError, KeyError, _NotWhole):
         return None
@@ -188,7 +188,7 @@ def read_snapshot(path: Path) -> Taken | None:
 def read_outline(path: Path) -> Outline | None:
     """A snapshot's outline, or None if that part is not whole."""
     try:
-        with open_regular(path) as file:
+        with os.fdopen(open_in(path.parent, path.name), "rb") as file:
             return _decode_outline(next(_entries(file))[1])
     except (OSError, StopIteration, msgspec.DecodeError, _NotWhole):
         return None
@@ -270,11 +270,3 @@ class _QueueParts:
         """All of them in order of rank."""
         lists = (part.deliveries if isinstance(part, Arrivals) else part for part in self._parts)
         return sorted(chain.from_iterable(lists), key=attrgetter("rank"))
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,19 +11,27 @@ The engine opens a store for writing; the command line and the pipeline read it 
 
 import os
 import secrets
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 from penstock.core.receipts import KEY_BYTES
 from penstock.errors import StoreUnusable
+from penstock.files import (
+    ALLOWED_BY,
+    OtherOwner,
+    check_named,
+    make_directories,
+    read_in,
+    remove_in,
+    write_in,
+)
 from penstock.journal.reader import JournalReader
 from penstock.journal.snapshot import offset_of, snapshot_paths
-from penstock.journal.storage import open_regular, require_regular
 
 FORMAT: Final = b"penstock store, format 1\n"
-_ROOT: Final = 0
+# The file that a backup has in place of `store`.
+BACKUP: Final = "backup"
 
 
 def journal_path(store: Path) -> Path:
@@ -38,8 +46,7 @@ def store_of(path: str | os.PathLike[str]) -> Path | None:
     """
     store = Path(path)
     try:
-        with open_regular(store / "store") as file:
-            found = file.read(len(FORMAT) + 60)
+        found = read_in(store, "store")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -52,41 +59,19 @@ def store_of(path: str | os.PathLike[str]) -> Path | None:
     return store
 
 
-def check_owners(store: Path, *, other_owner: bool) -> set[int]:
+def check_owners(store: Path, *, other_owner: bool) -> None:
     """Refuses a directory or a store of another user, unless told to use it. Raises StoreUnusable.
 
-    Returns the users whose files are used there. A directory of root is accepted: root can change
-    everything anyway, and the mount points of containers belong to root.
+    A directory of root is accepted: the mount points of containers belong to root.
     """
-    marker = store / "store"
-    owners = {os.geteuid()}
     try:
-        directory_uid = _owner_of(store, os.stat)
-        marker_uid = _owner_of(marker, os.lstat)
-        if marker_uid is not None:
-            require_regular(marker.name, marker.lstat())
+        check_named(store, other_owner=other_owner)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            read_in(store, "store")
+    except OtherOwner as error:
+        raise StoreUnusable(f"{store}: {error.strerror}{ALLOWED_BY}") from None
     except OSError as error:
         raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from None
-    if other_owner:
-        return owners | {uid for uid in (directory_uid, marker_uid) if uid is not None}
-    for path, uid, allowed in (
-        (store, directory_uid, owners | {_ROOT}),
-        (marker, marker_uid, owners),
-    ):
-        if uid is not None and uid not in allowed:
-            raise StoreUnusable(
-                f"{path}: belongs to user {uid}, and this process runs as user "
-                f"{os.geteuid()}; run it as user {uid}, or say --insecure-other-owner "
-                "(in a URL: other_owner=1)"
-            )
-    return owners
-
-
-def _owner_of(path: Path, look: Callable[[Path], os.stat_result]) -> int | None:
-    try:
-        return look(path).st_uid
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def check_format(store: Path) -> bool:
@@ -98,11 +83,20 @@ def check_format(store: Path) -> bool:
             raise StoreUnusable(f"{store}: is a file; a store is a directory")
         if store_of(store) is not None:
             return True
+        if is_backup(store):
+            raise StoreUnusable(
+                f"{store}: is a backup; make a store of it with: penstock restore {store} PATH"
+            )
         if any(_is_foreign(each.name) for each in store.iterdir()):
             raise StoreUnusable(f"{store}: is not empty, and is not a Penstock store")
     except OSError as error:
         raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from error
     return False
+
+
+def is_backup(path: Path) -> bool:
+    """Whether this is a complete backup of a store (`backup`)."""
+    return (path / BACKUP).is_file() and journal_path(path).is_dir()
 
 
 def _is_foreign(name: str) -> bool:
@@ -116,13 +110,16 @@ def _is_foreign(name: str) -> bool:
 def open_reader(
     path: str | os.PathLike[str], archive: str | os.PathLike[str] | None = None
 ) -> JournalReader:
-    """The journal of a store, or the stream in a directory of segments. Raises StoreUnusable."""
+    """The journal of a store or a backup, or the stream in a directory of segments.
+
+    Raises StoreUnusable.
+    """
     found = Path(path)
     if not found.exists():
         raise StoreUnusable(f"{found}: does not exist")
     if found.is_dir() and not (found / "store").exists() and any(found.glob("*.seg")):
         return JournalReader(found, archive=archive or found)
-    if not check_format(found):
+    if not is_backup(found) and not check_format(found):
         raise StoreUnusable(f"{found}: is not a Penstock store")
     return JournalReader(journal_path(found), archive=archive, known_end=snapshot_end(found))
 
@@ -142,14 +139,12 @@ def prepare_directory(store: Path, undo: ExitStack, *, other_owner: bool = False
     if check_format(store):
         return
     try:
-        missing = [each for each in (store, *store.absolute().parents) if not each.exists()]
-        for directory in reversed(missing):
-            directory.mkdir(mode=0o700, exist_ok=True)
-            undo.callback(_remove_if_empty, directory)
-            _sync_directory(directory.absolute().parent)
+        for directory in make_directories(store):
+            undo.callback(_remove_if_empty, Path(directory))
+        check_owners(store, other_owner=other_owner)
         for draft in store.glob(".store.*"):
-            draft.unlink(missing_ok=True)
-        write_once(store / "store", FORMAT)
+            remove_in(store, draft.name)
+        write_in(store, "store", FORMAT)
         undo.callback(_undo_new_store, store)
     except OSError as error:
         raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from error
@@ -181,15 +176,13 @@ def read_key(store: Path) -> bytes | None:
     """The store's key; None if there is none yet. Raises StoreUnusable if it is not valid."""
     path = store / "key"
     try:
-        with open_regular(path) as file:
-            key = file.read(KEY_BYTES + 1)
-            size = os.fstat(file.fileno()).st_size
+        key = read_in(store, "key")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StoreUnusable(f"{path}: cannot be read: {error.strerror}") from error
-    if size != KEY_BYTES:
-        raise StoreUnusable(f"{path}: holds {size} bytes where a key has {KEY_BYTES}")
+    if len(key) != KEY_BYTES:
+        raise StoreUnusable(f"{path}: holds {len(key)} bytes where a key has {KEY_BYTES}")
     return key
 
 
@@ -198,7 +191,7 @@ def make_key(store: Path) -> bytes:
     path = store / "key"
     key = secrets.token_bytes(KEY_BYTES)
     try:
-        write_once(path, key)
+        write_in(store, path.name, key)
     except OSError as error:
         raise StoreUnusable(f"{path}: cannot be written: {error.strerror}") from error
     return key
@@ -209,34 +202,9 @@ def _undo_new_store(store: Path) -> None:
     _remove_if_empty(journal_path(store))
     if not journal_path(store).exists():
         with suppress(OSError):
-            (store / "store").unlink()
+            remove_in(store, "store")
 
 
 def _remove_if_empty(directory: Path) -> None:
     with suppress(OSError):
         directory.rmdir()
-
-
-def write_once(path: Path, data: bytes) -> None:
-    """Writes a file completely and durably, or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with os.fdopen(os.open(draft, flags, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-        _sync_directory(path.parent)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink()
-        raise
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,14 +13,15 @@ from typing import Final, NamedTuple
 from penstock.core.receipts import MessageIds
 from penstock.core.shard import ShardState
 from penstock.errors import CorruptEntry, JournalError, StoreUnusable
-from penstock.journal import codec, readers
+from penstock.journal import codec, reader_positions
 from penstock.journal.entry import HEADER_BYTES
 from penstock.journal.loss import Loss
 from penstock.journal.place import position_of
 from penstock.journal.reader import JournalReader
 from penstock.journal.restore import Recovery
 from penstock.journal.snapshot import Taken, read_snapshot, snapshot_paths
-from penstock.journal.store import open_reader, read_key
+from penstock.journal.store import is_backup, open_reader, read_key
+from penstock.output import counted
 
 _ATTEMPTS_MAX: Final = 3
 
@@ -52,7 +53,7 @@ class _Verification:
         self._taken: dict[Path, Taken | None] = {}
         with open_reader(path, archive) as reader:
             self._store = Path(reader.path).parent
-            self._is_store = (self._store / "store").is_file()
+            self._is_store = (self._store / "store").is_file() or is_backup(self._store)
         if self._is_store:
             self._taken = {each: read_snapshot(each) for each in snapshot_paths(self._store)}
         self._path = path
@@ -86,9 +87,9 @@ class _Verification:
         if end <= reader.durable_offset == reader.position:
             lost += _lost_entries(end, next_id, reader.durable_offset, reader.next_id)
         text = (
-            f"journal: {entries:,} entries with {events:,} events, "
+            f"journal: {counted(entries, 'entry', 'entries')} with {counted(events, 'event')}, "
             f"offsets {reader.first_offset} to {reader.durable_offset}, "
-            f"{len(reader.file_numbers)} files, identity {reader.identity.hex()}"
+            f"{counted(len(reader.file_numbers), 'file')}, identity {reader.identity.hex()}"
         )
         return [Finding(False, text), *lost]
 
@@ -140,7 +141,10 @@ class _Verification:
         snapshot = newest.snapshot()
         queues = len(newest.queues)
         messages = sum(len(kept.deliveries) for kept in snapshot.queues)
-        yield Finding(False, f"state: {queues} queues with {messages:,} messages, from {name}")
+        yield Finding(
+            False,
+            f"state: {counted(queues, 'queue')} with {counted(messages, 'message')}, from {name}",
+        )
         for other, state in states[1:]:
             # Where entries are lost two ways to the state may differ; the loss is reported above.
             if is_whole and state.snapshot() != snapshot:
@@ -167,12 +171,12 @@ class _Verification:
 
     def _readers(self, reader: JournalReader) -> Iterator[Finding]:
         try:
-            registered = readers.registered(self._store)
+            registered = reader_positions.registered(self._store)
         except StoreUnusable as error:
             yield Finding(True, f"readers: {error}")
             return
         for each in registered:
-            behind_bytes = max(0, reader.durable_offset - each.floor_offset)
+            behind_bytes = each.behind_bytes(reader.durable_offset)
             text = (
                 f"reader {each.name}: has read to {each.floor_offset}, {behind_bytes:,} bytes "
                 "behind"

@@ -8,14 +8,14 @@ the write is torn, that slot still counts. `docs/formats/segment.md` says why th
 import os
 
 from penstock.errors import JournalError
-from penstock.journal.fileheader import SLOT_BYTES, SLOT_OFFSETS, Slot, pack_slot
-from penstock.journal.files import Files, name_of
+from penstock.journal.header_page import SLOT_BYTES, SLOT_OFFSETS, Slot, pack_slot
+from penstock.journal.stream_files import StreamFiles, name_of
 
 
 class Watermark:
     """The watermark of one stream, for its one writer."""
 
-    def __init__(self, files: Files, slot: Slot, slot_place: tuple[int, int]) -> None:
+    def __init__(self, files: StreamFiles, slot: Slot, slot_place: tuple[int, int]) -> None:
         """`slot` is the newest slot, and `slot_place` its file and its place (0 or 1) in it."""
         self.slot = slot
         self._files = files

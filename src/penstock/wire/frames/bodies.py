@@ -43,7 +43,10 @@ from penstock.service import (
     ListQueues,
     Message,
     Peek,
+    PeekFrom,
+    PeekIds,
     Pull,
+    PullIds,
     Purge,
     Push,
     PushMany,
@@ -51,7 +54,9 @@ from penstock.service import (
     QueueInfo,
     QueueStats,
     Redrive,
+    RedriveIds,
     Release,
+    ReturnIds,
     Stats,
 )
 from penstock.wire.frames.attributes import read_attributes
@@ -430,4 +435,9 @@ DECODE_REPLY: Final[dict[type, Callable[[Body], Any]]] = {
     History: _decoder(list[HistoryEvent]),
     Batch: _decode_replies,
     PushMany: decode_bulk_reply,
+    PeekFrom: _decoder(list[Message]),
+    PeekIds: _decoder(list[Message]),
+    PullIds: _decoder(list[Claim]),
+    ReturnIds: _decoder(int),
+    RedriveIds: _decoder(int),
 }

@@ -10,7 +10,7 @@
 
 A value in a column replaces the shared one; nil in a column means the shared one. The frame is a
 `PushMany`, each message of which is accepted or refused alone. `BulkFrame` can decode any range of
-the messages: a server executes a large frame in parts (`parts`).
+the messages: a server executes a large frame in parts (`split_batches`).
 """
 
 import struct

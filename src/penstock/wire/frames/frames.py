@@ -33,11 +33,16 @@ from penstock.service import (
     History,
     ListQueues,
     Peek,
+    PeekFrom,
+    PeekIds,
     Pull,
+    PullIds,
     Purge,
     Push,
     Redrive,
+    RedriveIds,
     Release,
+    ReturnIds,
     Stats,
 )
 
@@ -95,6 +100,11 @@ KIND_OF: Final[dict[type, int]] = {
     History: 15,
     Batch: 16,
     DescribeQueues: 17,
+    PeekFrom: 18,
+    PeekIds: 19,
+    PullIds: 20,
+    ReturnIds: 21,
+    RedriveIds: 22,
 }
 # The commands of the first release; a newer server has their number in its WELCOME.
 COMMANDS_KNOWN_MIN: Final = 16

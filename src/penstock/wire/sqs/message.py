@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.service import Attributes
+from penstock.service import Attributes, Claim, Message
 from penstock.wire.sqs.errors import (
     INVALID_MESSAGE_CONTENTS,
     INVALID_PARAMETER_VALUE,
@@ -39,6 +39,8 @@ BAD_CHARACTERS: Final = (
     "#x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | #x10000 to #x10FFFF"
 )
 TRACE_HEADER: Final = "AWSTraceHeader"
+# Its sum with any sequence has twenty digits, without twelve zeros that look like an account.
+_SEQUENCE_BEGINNING: Final = 3 * 2**62
 SENDER: Final = "sender"
 TRACE: Final = "trace"
 _TYPE: Final = "type:"
@@ -251,6 +253,41 @@ def show_attributes(
             else:
                 shown[name] = AttributeValue(value, None, None, None, data_type or "String")
     return shown
+
+
+def system_attributes(
+    claim: Message, fifo: bool, account: str, source_arn: str | None
+) -> dict[str, str]:
+    """All attributes that SQS itself gives a message. `account` is that of bare names."""
+    context = claim.context or {}
+    receives = claim.receives
+    if claim.source and isinstance(claim, Claim):
+        # The epoch also counts the receives in the queue a dead letter came from; `receives`
+        # restarts when it is moved back.
+        receives = claim.epoch
+    found = {
+        "SenderId": context.get(SENDER, account),
+        "ApproximateFirstReceiveTimestamp": str(claim.first_pulled_at_ms or 0),
+        "ApproximateReceiveCount": str(receives),
+        "SentTimestamp": str(claim.pushed_at_ms),
+    }
+    if fifo:
+        found["SequenceNumber"] = sequence_number(claim.sequence)
+        # For a dead letter it is the message id: two of them may have had the same dedup id.
+        dedup_id = claim.dedup_id if claim.source is None else claim.id
+        found["MessageDeduplicationId"] = dedup_id or ""
+    if claim.group is not None:
+        found["MessageGroupId"] = claim.group
+    if TRACE in context:
+        found[TRACE_HEADER] = context[TRACE]
+    if source_arn is not None:
+        found["DeadLetterQueueSourceArn"] = source_arn
+    return found
+
+
+def sequence_number(sequence: int) -> str:
+    """Twenty digits, as on Amazon SQS, that increase both as numbers and as text."""
+    return str(_SEQUENCE_BEGINNING + sequence)
 
 
 def attributes_digest(given: AttributeValues) -> str:

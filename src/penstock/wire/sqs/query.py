@@ -24,7 +24,7 @@ from penstock.wire.sqs.errors import (
     Refusal,
     invalid_value,
 )
-from penstock.wire.sqs.model import ACTIONS, Action, Shape, value_at
+from penstock.wire.sqs.model import ACTIONS, Action, ReceiveResult, Shape, value_at
 
 CONTENT_TYPE: Final = "text/xml"
 # The largest request SQS takes, ten messages with ten attributes each, has about 400.
@@ -116,7 +116,12 @@ def decode(form: bytes | bytearray, default_url: str | None) -> tuple[Action, Sh
 
 def action_of(form: bytes | bytearray) -> str | None:
     """The action that `decode` would find in the form, if it finds one. Raises Refusal."""
-    return next((value for name, value in _pairs(form) if name == "Action"), None)
+    return parameter_of(form, "Action")
+
+
+def parameter_of(form: bytes | bytearray, wanted: str) -> str | None:
+    """The first value of a parameter of the form, if it has one. Raises Refusal."""
+    return next((value for name, value in _pairs(form) if name == wanted), None)
 
 
 def _pairs(form: bytes | bytearray) -> Iterator[tuple[str, str]]:
@@ -267,6 +272,30 @@ def encode_as_json(action: Action, result: Shape | None, request_id: str) -> byt
     if result is not None:
         framed[f"{action.name}Result"] = _with_nulls(result)
     return msgspec.json.encode({f"{action.name}Response": framed})
+
+
+def encode_as_elements(action: Action, result: Shape | None, request_id: str) -> bytes:
+    """The answer as JSON with the elements of the XML, which is the JSON of LocalStack."""
+    framed: Tree = {"ResponseMetadata": {"RequestId": request_id}}
+    if result is not None:
+        fields = msgspec.to_builtins(result, builtin_types=(bytes,))
+        empty: Tree = {"Message": []} if isinstance(result, ReceiveResult) else {}
+        framed[f"{action.name}Result"] = empty | _elements(fields, action.name)
+    return msgspec.json.encode({f"{action.name}Response": framed})
+
+
+def _elements(fields: Tree, action: str) -> Tree:
+    found: Tree = {}
+    for name, value in fields.items():
+        if name in _MAPS:
+            element, key_name, value_name = _MAPS[name]
+            found[element] = [{key_name: key, value_name: each} for key, each in value.items()]
+        elif isinstance(value, list):
+            element = _ELEMENTS.get(name) or f"{action}ResultEntry"
+            found[element] = [_elements(each, action) for each in value]
+        else:
+            found[name] = value
+    return found
 
 
 def _with_nulls(value: Any) -> Any:

@@ -5,18 +5,18 @@ offset in the stream before which it needs nothing. Readers are other processes;
 own file atomically, and upkeep reads all of the files before it drops anything.
 """
 
-import os
 import re
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from penstock.errors import InvalidField, StoreUnusable
-from penstock.journal.storage import read_small_file
+from penstock.files import make_directory_in, read_in, remove_in, sync_directory, write_in
+from penstock.service import DAY_MS
 
+ABANDONED_MS: Final = 2 * DAY_MS
+ABANDONED_BYTES: Final = 16 * 1024 * 1024
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,79}", re.ASCII)
 
 
@@ -26,6 +26,19 @@ class Reader(msgspec.Struct, frozen=True):
     name: str
     floor_offset: int
     moved_at_ms: int
+
+    def behind_bytes(self, durable_offset: int) -> int:
+        """How much it has not read: the part of the journal that is kept for it."""
+        return max(0, durable_offset - self.floor_offset)
+
+    def is_abandoned(self, durable_offset: int, now_ms: int) -> bool:
+        """Whether it keeps much of the journal, and nobody seems to read with it any more.
+
+        One that has moved within ABANDONED_MS is alive, as is one that has read almost everything:
+        a pipeline may run once a day, and a queue may be idle for months.
+        """
+        is_still = now_ms - self.moved_at_ms >= ABANDONED_MS
+        return is_still and self.behind_bytes(durable_offset) >= ABANDONED_BYTES
 
 
 def check_reader_name(name: str) -> None:
@@ -39,31 +52,14 @@ def register(store: Path, name: str, floor_offset: int, now_ms: int) -> Reader:
     check_reader_name(name)
     directory = store / "readers"
     reader = Reader(name, floor_offset, now_ms)
-    draft = ""
     try:
-        directory.mkdir(mode=0o700, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=directory, prefix=".new-")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(reader))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, directory / f"{name}.json")
+        make_directory_in(store, "readers")
         # The name must be durable, too: if a power cut removed it, unread events could be dropped.
-        for each in (directory, store):
-            _sync_directory(each)
+        write_in(store, f"readers/{name}.json", msgspec.json.encode(reader))
+        sync_directory(store)
     except OSError as error:
-        with suppress(OSError):
-            os.unlink(draft)
         raise StoreUnusable(f"{directory}: cannot keep a reader: {error.strerror}") from error
     return reader
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def registered(store: Path) -> list[Reader]:
@@ -71,19 +67,20 @@ def registered(store: Path) -> list[Reader]:
     readers = []
     for path in sorted((store / "readers").glob("[!.]*.json")):
         try:
-            readers.append(msgspec.json.decode(read_small_file(path), type=Reader))
+            content = read_in(store, f"readers/{path.name}")
+            readers.append(msgspec.json.decode(content, type=Reader))
         except FileNotFoundError:
             continue
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
             raise StoreUnusable(f"{path}: cannot be read as a reader: {error}") from error
     return readers
 
 
 def forget(store: Path, name: str) -> bool:
-    """Removes a reader; returns False if there is none of this name."""
+    """Removes a reader; False if there is none of this name. Raises StoreUnusable."""
     if not _NAME.fullmatch(name):
         return False
-    path = store / "readers" / f"{name}.json"
-    existed = path.exists()
-    path.unlink(missing_ok=True)
-    return existed
+    try:
+        return remove_in(store, f"readers/{name}.json")
+    except OSError as error:
+        raise StoreUnusable(f"{store / 'readers'}: cannot be used: {error.strerror}") from error

@@ -19,7 +19,7 @@ PART_ITEMS_MAX: Final = 200
 PLAIN_PART_ITEMS_MAX: Final = 2_500
 PART_BYTES_MAX: Final = 4 * 1024 * 1024
 # A body below this has too few items to be split.
-LARGE_BYTES: Final = 2_000
+_LARGE_BYTES: Final = 2_000
 
 
 def parts_of(kind: int, body: Body) -> Iterator[Batch | PushMany] | None:
@@ -27,6 +27,8 @@ def parts_of(kind: int, body: Body) -> Iterator[Batch | PushMany] | None:
 
     Raises, at once or with any part, what `decode_command` raises.
     """
+    if len(body) <= _LARGE_BYTES:
+        return None
     if kind == BATCH:
         return _batch_parts(body) if _has_many_items(body) else None
     if kind != BULK_PUSH or not _has_many_messages(body):

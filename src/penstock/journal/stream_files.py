@@ -12,9 +12,9 @@ import threading
 from collections.abc import Iterator
 
 from penstock.errors import JournalError, UnavailableError
-from penstock.journal.fileheader import FORMAT, PAGE_BYTES, FileHeader, pack_page
+from penstock.journal.disk import Directory, File
+from penstock.journal.header_page import FORMAT, PAGE_BYTES, FileHeader, pack_page
 from penstock.journal.manifest import FileList, Manifest
-from penstock.journal.storage import Directory, File
 
 _NAME = re.compile(r"(\d{12})\.seg")
 _DRAFT = re.compile(r"\d{12}\.seg\.new")
@@ -24,21 +24,21 @@ _TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, 
 
 
 def name_of(number: int) -> str:
-    """Return the name of the file with this number."""
+    """Returns the name of the file with this number."""
     return f"{number:012d}.seg"
 
 
 def numbers_in(directory: Directory) -> list[int]:
-    """Return the numbers of the segment files in the directory, lowest first."""
+    """Returns the numbers of the segment files in the directory, lowest first."""
     return sorted(int(match[1]) for match in map(_NAME.fullmatch, directory.names()) if match)
 
 
 def drafts_in(directory: Directory) -> list[str]:
-    """Return the names of files whose creation was interrupted."""
+    """Returns the names of files whose creation was interrupted."""
     return [name for name in directory.names() if _DRAFT.fullmatch(name)]
 
 
-class Files:
+class StreamFiles:
     """The open directory of a stream, read and written by stream offset."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Files:
         return self._manifest.is_kept
 
     def pieces(self, offset: int, size_bytes: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (file number, place in the file, size) for a range of the stream."""
+        """Yields (file number, place in the file, size) for a range of the stream."""
         while size_bytes > 0:
             number, within = divmod(offset, self.payload_bytes)
             size = min(size_bytes, self.payload_bytes - within)
@@ -83,11 +83,11 @@ class Files:
             size_bytes -= size
 
     def get(self, number: int) -> File:
-        """Return an open file; raise FileNotFoundError if it does not exist."""
+        """Returns an open file; raises FileNotFoundError if it does not exist."""
         return self._open.get(number) or self._open_file(number)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return bytes through the maps.
+        """Returns bytes through the maps.
 
         Raises UnavailableError if the system lacks descriptors or memory to open a file now, and
         JournalError if a file is missing or cannot be read.
@@ -101,7 +101,7 @@ class Files:
         return self._read_piece(number, PAGE_BYTES + within, size_bytes)
 
     def scan(self, offset: int, size_bytes: int) -> bytes:
-        """Return bytes without the maps, zeroes where a file is missing, short or unreadable."""
+        """Returns bytes without the maps, zeroes where a file is missing, short or unreadable."""
         size_bytes = min(size_bytes, self.allocated_end - offset)
         return b"".join(
             self._scan_piece(number, at, size)
@@ -109,14 +109,14 @@ class Files:
         )
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write into the maps; not durable."""
+        """Writes into the maps; not durable."""
         done = 0
         for number, at, size in self.pieces(offset, len(data)):
             self.get(number).map()[at : at + size] = data[done : done + size]
             done += size
 
     def create_next(self) -> None:
-        """Create the next file and list it in the manifest, durably; raises OSError."""
+        """Creates the next file and lists it in the manifest, durably; raises OSError."""
         number = self.last + 1
         # Make room among the open files: each has two descriptors, one of them the map's.
         self._close_some(_OPEN_FILES_MAX - 1)
@@ -133,18 +133,18 @@ class Files:
         self.last = number
 
     def create(self, number: int) -> File:
-        """Create a file with a header and no entries, durably; raises OSError."""
+        """Creates a file with a header and no entries, durably; raises OSError."""
         header = FileHeader(
             FORMAT, number, number * self.payload_bytes, self.file_bytes, self.identity
         )
         return self.directory.create(name_of(number), self.file_bytes, pack_page(header))
 
     def write_list(self) -> None:
-        """List the files from `first` to `last`, durably; call it before others are unlinked."""
+        """Lists the files from `first` to `last`, durably; call it before others are unlinked."""
         self._manifest.write(self.first, self.last)
 
     def remove(self, numbers: list[int]) -> None:
-        """Unlink files, durably; move `first` or `last` and call `write_list` before."""
+        """Unlinks files, durably; move `first` or `last` and call `write_list` before."""
         for number in numbers:
             self.directory.remove(name_of(number))
             # Not closed: a reader may be using it. It is closed with the last reference.
@@ -152,7 +152,7 @@ class Files:
         self.directory.sync()
 
     def close(self) -> None:
-        """Close the files and the directory, which releases its lock."""
+        """Closes the files and the directory, which releases its lock."""
         for file in self._open.values():
             file.close()
         self._open.clear()
@@ -190,7 +190,7 @@ class Files:
             return self._scan_blocks(file, at, size)
 
     def _scan_blocks(self, file: File, at: int, size: int) -> bytes:
-        """Read block by block, zeroes for a bad sector: the entries around it are readable."""
+        """Reads block by block, zeroes for a bad sector: the entries around it are readable."""
         data = bytearray()
         while size > 0:
             block = min(PAGE_BYTES - at % PAGE_BYTES, size)
@@ -230,7 +230,7 @@ class Files:
             ) from error
 
     def _close_some(self, keep: int) -> None:
-        """Drop cached files, the oldest first, until `keep` of those not pinned are left."""
+        """Drops cached files, the oldest first, until `keep` of those not pinned are left."""
         # `list` copies atomically: another thread may add a file during the loop.
         free = [number for number in list(self._open) if number < self.pinned_from]
         for number in free[: max(0, len(free) - keep)]:

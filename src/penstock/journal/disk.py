@@ -12,13 +12,18 @@ import errno
 import fcntl
 import mmap
 import os
-import stat
-from typing import BinaryIO, Protocol
+from typing import Protocol
+
+from penstock.files import (
+    check_named,
+    make_directories,
+    make_directory_in,
+    open_directory,
+    open_in,
+)
 
 _BLOCK_BYTES = 4096
 _CHUNK_BYTES = 128 * 1024
-# A file with one path, or one JSON object of a few fields, is far smaller.
-_SMALL_BYTES_MAX = 4096
 _ZEROES = bytes(_CHUNK_BYTES)
 _sync_data = getattr(os, "fdatasync", os.fsync)
 
@@ -37,25 +42,25 @@ class File(Protocol):
     size_bytes: int
 
     def map(self) -> Map:
-        """Return the file's bytes, mapped at the first call."""
+        """Returns the file's bytes, mapped at the first call."""
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Return bytes read without the map, so that a bad sector is an OSError, not a signal."""
+        """Returns bytes read without the map, so that a bad sector is an OSError, not a signal."""
 
     def zero(self, start: int, end: int) -> None:
-        """Overwrite with zeroes; not durable until `sync`."""
+        """Overwrites with zeroes; not durable until `sync`."""
 
     def sync(self) -> None:
-        """Make all that was written, through the map or not, durable."""
+        """Makes all that was written, through the map or not, durable."""
 
     def seal(self) -> None:
-        """Mark the file as one that is only read from now on."""
+        """Marks the file as one that is only read from now on."""
 
     def unload(self) -> None:
-        """Take the pages out of this process's memory; they stay in the system's cache."""
+        """Takes the pages out of this process's memory; they stay in the system's cache."""
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
 
 
 class Directory(Protocol):
@@ -64,41 +69,41 @@ class Directory(Protocol):
     path: str
 
     def names(self) -> list[str]:
-        """Return the names of all files."""
+        """Returns the names of all files."""
 
     def create(self, name: str, size_bytes: int, head: bytes) -> File:
-        """Make a file that begins with `head` and is zero after it, written to its last block.
+        """Makes a file that begins with `head` and is zero after it, written to its last block.
 
         It is durable, name included, when this returns; if this raises there is no such file.
         """
 
     def open(self, name: str, *, writable: bool) -> File:
-        """Open a file that exists."""
+        """Opens a file that exists."""
 
     def extend(self, name: str, size_bytes: int) -> None:
-        """Extend a truncated file with zeroes to its full size."""
+        """Extends a truncated file with zeroes to its full size."""
 
     def remove(self, name: str) -> None:
-        """Unlink a file; durable after `sync`."""
+        """Unlinks a file; durable after `sync`."""
 
     def archive(self, name: str, to: str) -> None:
-        """Keep a file under the same name in the directory `to`, durably."""
+        """Keeps a file under the same name in the directory `to`, durably."""
 
     def free_bytes(self) -> int:
         """The free bytes that the file system reports for new files."""
 
     def sync(self) -> None:
-        """Make the names durable."""
+        """Makes the names durable."""
 
     def close(self) -> None:
-        """Close the directory, which releases its lock."""
+        """Closes the directory, which releases its lock."""
 
 
 class Storage(Protocol):
     """Opens directories."""
 
     def open(self, path: str, *, writable: bool) -> Directory:
-        """Open a directory; for a writer make it if it is missing and lock it.
+        """Opens a directory; for a writer makes it if it is missing, and locks it.
 
         Raises BlockingIOError if another writer has locked it.
         """
@@ -185,7 +190,7 @@ class OsDirectory:
             os.unlink(draft, dir_fd=self._fd)
         named = draft
         file: OsFile | None = None
-        fd = self._open_fd(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        fd = open_in(self._fd, draft, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             _allocate(fd, 0, size_bytes)
             file = OsFile(fd, writable=True)
@@ -206,19 +211,10 @@ class OsDirectory:
         return file
 
     def open(self, name: str, *, writable: bool) -> OsFile:
-        # Before opening: to open a device can act on it, and to open a FIFO blocks.
-        require_regular(name, os.stat(name, dir_fd=self._fd, follow_symlinks=False))
-        flags = os.O_RDWR if writable else os.O_RDONLY
-        fd = self._open_fd(name, flags | os.O_NONBLOCK)
-        try:
-            require_regular(name, os.fstat(fd))
-        except OSError:
-            os.close(fd)
-            raise
-        return OsFile(fd, writable)
+        return OsFile(open_in(self._fd, name, os.O_RDWR if writable else os.O_RDONLY), writable)
 
     def extend(self, name: str, size_bytes: int) -> None:
-        fd = self._open_fd(name, os.O_RDWR)
+        fd = open_in(self._fd, name, os.O_RDWR)
         try:
             size_now = os.fstat(fd).st_size
             if size_now < size_bytes:
@@ -234,8 +230,10 @@ class OsDirectory:
         os.unlink(name, dir_fd=self._fd)
 
     def archive(self, name: str, to: str) -> None:
-        _make_directories(to)
-        to_fd = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        make_directories(to)
+        # With `other_owner` both may belong to another user, but to the same one.
+        check_named(to, other_owner=os.stat(to).st_uid == os.fstat(self._fd).st_uid)
+        to_fd = open_directory(to)
         try:
             try:
                 os.link(name, name, src_dir_fd=self._fd, dst_dir_fd=to_fd)
@@ -264,14 +262,10 @@ class OsDirectory:
     def __del__(self) -> None:
         self.close()
 
-    def _open_fd(self, name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
-
     def _refuse_if_other(self, name: str, to_fd: int) -> None:
-        """Accept a copy left by an interrupted archive; raise FileExistsError otherwise."""
+        """Accepts a copy left by an interrupted archive; raises FileExistsError otherwise."""
         ours = self.open(name, writable=False)
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=to_fd)
-        theirs = OsFile(fd, writable=False)
+        theirs = OsFile(open_in(to_fd, name), writable=False)
         same = ours.size_bytes == theirs.size_bytes
         # The first 60 bytes identify the file and its stream; the slots behind them may differ.
         if not same or ours.read(0, 60) != theirs.read(0, 60):
@@ -282,8 +276,8 @@ class OsDirectory:
         draft = name + ".new"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(draft, dir_fd=to_fd)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(draft, flags, 0o600, dir_fd=to_fd), "wb") as copy:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(open_in(to_fd, draft, flags), "wb") as copy:
             for offset in range(0, ours.size_bytes, _CHUNK_BYTES):
                 copy.write(ours.read(offset, _CHUNK_BYTES))
             copy.flush()
@@ -295,79 +289,29 @@ class OsStorage:
     """The real disk."""
 
     def open(self, path: str, *, writable: bool) -> OsDirectory:
-        if writable:
-            _make_directories(path)
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        if writable:
-            try:
-                # The directory itself is locked: no lock file can be left behind, and a directory
-                # that is not a store is not changed.
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                owner = _lock_owner(fd)
-                os.close(fd)
-                raise BlockingIOError(errno.EWOULDBLOCK, f"in use by {owner}") from error
-            except OSError:
-                os.close(fd)
-                raise
+        if not writable:
+            # Whose it is does not matter to a reader, but it must be the directory of this name.
+            return OsDirectory(path, open_directory(path, follow=False))
+        outer, name = os.path.split(os.path.abspath(path))
+        make_directories(outer)
+        make_directory_in(outer, name)
+        fd = open_in(outer, name, os.O_DIRECTORY)
+        try:
+            # The directory itself is locked: no lock file can be left behind, and a directory
+            # that is not a store is not changed.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = _lock_owner(fd)
+            os.close(fd)
+            raise BlockingIOError(errno.EWOULDBLOCK, f"in use by {owner}") from error
+        except OSError:
+            os.close(fd)
+            raise
         return OsDirectory(path, fd)
 
 
-def open_regular(path: str | os.PathLike[str], *, follow_symlinks: bool = True) -> BinaryIO:
-    """Opens a regular file to read. Raises OSError for a FIFO, a device or a directory."""
-    require_regular(os.fspath(path), os.stat(path, follow_symlinks=follow_symlinks))
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(path, flags if follow_symlinks else flags | os.O_NOFOLLOW)
-    try:
-        require_regular(os.fspath(path), os.fstat(fd))
-    except OSError:
-        os.close(fd)
-        raise
-    return os.fdopen(fd, "rb")
-
-
-def read_small_file(path: str | os.PathLike[str]) -> bytes:
-    """The content of a small regular file. Raises OSError, also if it is not small."""
-    with open_regular(path) as file:
-        content = file.read(_SMALL_BYTES_MAX + 1)
-    if len(content) > _SMALL_BYTES_MAX:
-        name = os.path.basename(path)
-        raise OSError(errno.EFBIG, f"{os.fsdecode(name)} is larger than {_SMALL_BYTES_MAX} bytes")
-    return content
-
-
-def require_regular(name: str, about: os.stat_result) -> None:
-    """Raises OSError, which says what the file is, unless it is a regular one."""
-    mode = about.st_mode
-    if not stat.S_ISREG(mode):
-        kinds = {
-            stat.S_IFIFO: "a named pipe",
-            stat.S_IFDIR: "a directory",
-            stat.S_IFLNK: "a symbolic link",
-            stat.S_IFSOCK: "a socket",
-        }
-        kind = kinds.get(stat.S_IFMT(mode), "a device")
-        raise OSError(errno.EINVAL, f"{os.path.basename(name)} is {kind}, not a regular file")
-
-
-def _make_directories(path: str) -> None:
-    """Make the directory and its missing parents, and sync the parent of each."""
-    path = os.path.abspath(path)
-    if os.path.lexists(path):
-        return
-    above = os.path.dirname(path)
-    _make_directories(above)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    fd = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _refuse_if_full(fd: int, size_bytes: int) -> None:
-    """Raise ENOSPC early: a fallocate that fails may first take all the free space."""
+    """Raises ENOSPC early: a fallocate that fails may first take all the free space."""
     room = os.fstatvfs(fd)
     if room.f_blocks and room.f_bavail * room.f_frsize < size_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -381,7 +325,7 @@ def _allocate(fd: int, offset: int, size_bytes: int) -> None:
 
 
 def _fill(file: OsFile, head: bytes) -> None:
-    """Write every block of a new file, so that a later sync has no extent to convert.
+    """Writes every block of a new file, so that a later sync has no extent to convert.
 
     It writes through the map and not with pwrite: each of some four thousand system calls would
     release the interpreter's lock and wait to get it back from a busy thread. It syncs in parts, so
@@ -398,7 +342,7 @@ def _fill(file: OsFile, head: bytes) -> None:
 
 
 def _lock_owner(fd: int) -> str:
-    """Name the process that has locked the directory, if /proc/locks shows it."""
+    """Names the process that has locked the directory, if /proc/locks shows it."""
     about = os.fstat(fd)
     device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as locks:

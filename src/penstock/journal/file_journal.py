@@ -13,18 +13,22 @@ recent ones are cached, because most messages are pulled soon after they were pu
 
 import os
 import threading
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from time import perf_counter
 from typing import Final, Literal, get_args
 
-from penstock.core.events import AnyEvent, Pushed
+from penstock.core.events import AnyEvent, Arrived, Deleted, Expired, Lost, Pushed
 from penstock.core.runs import Run
+from penstock.durations import Durations
 from penstock.errors import CorruptEntry, InvalidField, StoreUnusable
 from penstock.forked import start_over_when_forked
 from penstock.journal import codec, concerns
 from penstock.journal.commit import GroupCommit
 from penstock.journal.entry import HEADER_BYTES, StoredEntry
+from penstock.journal.index import NumberIndex
 from penstock.journal.place import pack_place, position_of
 from penstock.journal.room import RoomBudget
 from penstock.journal.segments import Segments
@@ -33,8 +37,8 @@ from penstock.service import check_number
 Durability = Literal["sync", "interval", "os"]
 
 _INTERVAL_MS_MAX: Final = 60 * 60 * 1_000
-# Under `os` a sync now and then lets readers of the files see how far the stream has come.
-_OS_SYNC_MS: Final = 1_000
+# How long an entry for which no answer waits may be unsynced: readers of the files see it then.
+_UNSYNCED_MS_MAX: Final = 500
 _BLOCK_BYTES: Final = codec.BLOCK_BYTES
 _RECENT_MAX: Final = 1_024
 _RECENT_BYTES_MAX: Final = 8_192
@@ -43,6 +47,10 @@ _MARK_BYTES: Final = 1024 * 1024
 _HISTORY_BYTES: Final = 1024 * 1024
 _HISTORY_ENTRIES: Final = 1_000
 _HISTORY_EVENTS: Final = 1_000
+# Nothing happens to a message after one of these.
+_LAST_EVENTS: Final = (Deleted, Expired, Lost, Arrived)
+# A number that no message has: its history indexes the journal.
+_NO_MESSAGE: Final = 2**63 - 1
 
 
 def check_durability(text: str) -> Durability:
@@ -71,8 +79,12 @@ class FileJournal:
         *,
         shard: int = 0,
         term: int = 0,
+        background: bool = True,
     ) -> None:
-        """`shard` and `term` are written into every entry; on one machine both are 0."""
+        """`shard` and `term` are written into every entry; on one machine both are 0.
+
+        Without `background` it syncs only for those who wait for it, and when it is closed.
+        """
         self.segments = segments
         self.durability: Durability = durability
         self.durable_sequence = segments.next_id - 1
@@ -91,11 +103,16 @@ class FileJournal:
         # Offsets at which entries begin, about a megabyte apart: the stream can be cut at them.
         self._marks: deque[int] = deque()
         self._next_mark = 0
+        self._index = NumberIndex()
+        self._numbers = self._index.numbers
         self._answers_before_sync = durability != "sync"
         self._recent: dict[int, Pushed] = {}
+        # How long syncs took that had something to sync.
+        self.syncs = Durations()
         self._syncing = threading.Lock()
-        period_ms = {"interval": interval_ms, "os": _OS_SYNC_MS}.get(durability, 0)
-        self._commit = GroupCommit(self.sync, period_ms / 1_000)
+        period_ms = interval_ms if durability == "interval" else _UNSYNCED_MS_MAX
+        period_s = period_ms / 1_000 if background else 0
+        self._commit = GroupCommit(self.sync, self._sync_idle, period_s)
         self._commit.start()
         start_over_when_forked(self)
 
@@ -114,8 +131,7 @@ class FileJournal:
             header = codec.pack_plain(event, codec.EVENT_BYTES)
         if header:
             block = self._one_event + header
-            if type(event) is Pushed:
-                body = event.body
+            body = codec.plain_payload(event)
         elif type(events) is Run:
             block = codec.encode_run(events, self.shard, self.term)
         else:
@@ -127,7 +143,10 @@ class FileJournal:
             self.durable_sequence = sequence
         if data_offset > self._next_mark:
             self._mark(data_offset)
+            self._index.drop_before(self.segments.first_offset)
+            self._index.close_part(data_offset - HEADER_BYTES)
         if header:
+            self._numbers.append(event.number)  # type: ignore[union-attr]
             if type(event) is not Pushed:
                 return sequence, ()
             size = event.size_bytes
@@ -139,9 +158,11 @@ class FileJournal:
                 recent[place] = event
             return sequence, (place,)
         if type(events) is Run:
+            self._numbers.extend(events.numbers)
             places = codec.places_of(events, data_offset)
             self._cache_recent(events, places)
             return sequence, places
+        self._numbers += [getattr(each, "number", 0) for each in events]
         if not messages:
             return sequence, ()
         places = [pack_place(data_offset + at, size) for at, size in messages]
@@ -235,8 +256,16 @@ class FileJournal:
             self._sync()
         return self.durable_sequence
 
+    def _sync_idle(self) -> int:
+        """The same; if that is done already, the watermark that says so is made durable."""
+        if self.segments.durable_offset == self.segments.end_offset:
+            self.segments.sync_watermark()
+        return self.sync()
+
     def _sync(self) -> None:
-        self.segments.sync()
+        durable, began_s = self.segments.durable_offset, perf_counter()
+        if self.segments.sync() > durable:
+            self.syncs.add(perf_counter() - began_s)
         if not self._answers_before_sync:
             self.durable_sequence = self.segments.durable_next_id - 1
 
@@ -253,23 +282,47 @@ class FileJournal:
             yield entry
 
     def history(self, number: int) -> Iterator[AnyEvent | None]:
+        index = self._index
         offset, end = self.segments.first_offset, self.segments.end_offset
+        indexed_until = 0
         while offset < end:
-            entries = islice(self.segments.entries(offset, end), _HISTORY_ENTRIES)
-            break_at, offset = offset + _HISTORY_BYTES, end
-            found = 0
-            for entry in entries:
+            part = index.part_at(offset)
+            if part is not None:
+                if not part.has(number):
+                    offset = part.end
+                    continue
+                indexed_until = part.end
+            is_open = index.open_start is not None and offset >= index.open_start
+            if is_open and number not in index.numbers:
+                return
+            stop = indexed_until if offset < indexed_until else index.known_after(offset, end)
+            is_unknown = not is_open and offset >= indexed_until
+            start, seen = offset, array("Q")
+            break_at, offset = offset + _HISTORY_BYTES, stop
+            found, is_over = 0, False
+            for entry in islice(self.segments.entries(start, stop), _HISTORY_ENTRIES):
                 if entry.version == codec.VERSION:
+                    if is_unknown:
+                        seen.extend(codec.numbers_in(entry.data))
                     for event in codec.decode_number(entry.data, entry.data_offset, number):
                         if concerns(event, number):
                             found += 1
+                            is_over |= isinstance(event, _LAST_EVENTS)
                             yield event
                 offset = entry.end_offset
                 if offset >= break_at or found >= _HISTORY_EVENTS:
                     break
+            if is_unknown:
+                index.add(start, offset, seen)
+            if is_over:
+                return
             yield None
             # Upkeep may have dropped the files that were to be read next.
             offset = max(offset, self.segments.first_offset)
+
+    def index_rest(self) -> Iterator[None]:
+        for _ in self.history(_NO_MESSAGE):
+            yield None
 
     def close(self) -> None:
         self._commit.close()

@@ -31,6 +31,8 @@ from typing import NamedTuple
 
 from isal.isal_zlib import crc32
 
+from penstock.errors import InvalidField
+
 PAGE_BYTES = 4096
 FORMAT = 1
 MAGIC = b"PENSTSEG"
@@ -40,6 +42,15 @@ SLOT_BYTES = 64
 _HEADER = struct.Struct("<8sIIQQQ16s")
 _SLOT = struct.Struct("<IQ16sQQQQ")
 _CRC = struct.Struct("<I")
+
+
+def check_file_size(file_bytes: object) -> int:
+    """Returns the size of a stream's files if they can have it. Raises InvalidField."""
+    if type(file_bytes) is int and file_bytes >= 2 * PAGE_BYTES and file_bytes % PAGE_BYTES == 0:
+        return file_bytes
+    raise InvalidField(
+        f"file_size: a multiple of {PAGE_BYTES}, from {2 * PAGE_BYTES} on, not {file_bytes!r}"
+    )
 
 
 class FileHeader(NamedTuple):
@@ -65,7 +76,7 @@ class Slot(NamedTuple):
 
 
 def pack_page(header: FileHeader) -> bytes:
-    """Return the page of a new file, its slots empty."""
+    """Returns the page of a new file, its slots empty."""
     fields = _HEADER.pack(
         MAGIC,
         header.format,
@@ -79,7 +90,7 @@ def pack_page(header: FileHeader) -> bytes:
 
 
 def unpack_header(page: bytes) -> FileHeader | None:
-    """Return the page's fixed part, or None if its checksum or its magic does not match."""
+    """Returns the page's fixed part, or None if its checksum or its magic does not match."""
     fields = page[: _HEADER.size]
     if len(page) < _HEADER.size + 4 or _CRC.unpack_from(page, _HEADER.size)[0] != crc32(fields):
         return None
@@ -90,14 +101,14 @@ def unpack_header(page: bytes) -> FileHeader | None:
 
 
 def pack_slot(slot: Slot) -> bytes:
-    """Return the slot's 64 bytes."""
+    """Returns the slot's 64 bytes."""
     *stated, is_listed = slot
     fields = _SLOT.pack(is_listed, *stated)
     return _CRC.pack(crc32(fields)) + fields
 
 
 def unpack_slots(page: bytes) -> list[tuple[int, Slot]]:
-    """Return the slots whose checksum matches, with their places (0, 1).
+    """Returns the slots whose checksum matches, with their places (0, 1).
 
     Any other is ignored: it may be damaged, or its write was interrupted.
     """
