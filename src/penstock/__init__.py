@@ -9,6 +9,9 @@ for claim in queues.consume("orders"):
     print(claim.body)
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from penstock.backends import open_service
 from penstock.client import Queues
 from penstock.clock import Clock, ManualClock
@@ -44,6 +47,10 @@ from penstock.errors import (
 )
 from penstock.service import Claim, Message, PushReply, QueueInfo, QueueStats
 
+if TYPE_CHECKING:
+    from penstock.persisted import PersistedQueue
+    from penstock.shared import SharedQueue
+
 __all__ = [
     "AddressInUse",
     "AttemptLapsed",
@@ -63,6 +70,7 @@ __all__ = [
     "MissingExtra",
     "Overloaded",
     "PenstockError",
+    "PersistedQueue",
     "ProtocolError",
     "PushReply",
     "QueueDeleted",
@@ -74,6 +82,7 @@ __all__ = [
     "QueueStats",
     "Queues",
     "RequestError",
+    "SharedQueue",
     "StaleReceipt",
     "StoreFull",
     "StoreInUse",
@@ -83,7 +92,7 @@ __all__ = [
     "connect",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"
 
 
 def connect(url: str, *, clock: Clock | None = None) -> Queues:
@@ -92,3 +101,11 @@ def connect(url: str, *, clock: Clock | None = None) -> Queues:
     `clock` lets a test run on a `ManualClock`.
     """
     return Queues(open_service(url, clock), clock)
+
+
+def __getattr__(name: str) -> Any:
+    """The two FIFO queues, imported when they are first used: few programs need them."""
+    module = {"PersistedQueue": "penstock.persisted", "SharedQueue": "penstock.shared"}.get(name)
+    if module is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    return getattr(import_module(module), name)

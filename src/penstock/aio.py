@@ -72,8 +72,8 @@ class AsyncQueues:
 
         Settings: visibility_timeout, delay, wait, retention, priority_age (seconds); max_messages,
         max_bytes, max_body_bytes, max_in_flight; dead_letter with max_receives; fifo,
-        dedup_by_content, dedup_per_group; annotations. A name that ends in .fifo makes a FIFO
-        queue. A dead-letter queue that does not exist is made, and named in the reply's
+        dedup_by_content, dedup_per_group; annotations; paused. A name that ends in .fifo makes a
+        FIFO queue. A dead-letter queue that does not exist is made, and named in the reply's
         `also_created`.
         """
         command = make_create(queue, settings)
@@ -89,6 +89,17 @@ class AsyncQueues:
             return await self._execute(command)
         except RequestError as error:
             raise with_public_names(error) from None
+
+    async def pause(self, queue: str) -> QueueInfo:
+        """Pauses delivery: pulls get nothing until `resume`, also after a restart.
+
+        Pushes go on, and so do the claims that are held.
+        """
+        return await self.configure(queue, paused=True)
+
+    async def resume(self, queue: str) -> QueueInfo:
+        """Resumes delivery; pulls that wait are served."""
+        return await self.configure(queue, paused=False)
 
     async def remove(self, queue: str, *, force: bool = False) -> None:
         """Deletes a queue with all its messages; pulls that wait on it fail with QueueDeleted.

@@ -43,19 +43,16 @@ from penstock.service import (
 
 R = TypeVar("R")
 Done = Callable[[Any, Exception | None], None]
-Steps = Generator[Command[Any], Any, R]
+Steps = Generator[Command[Any] | None, Any, R]
 # The command; `finish(context, reply, error)`, which returns the result or raises; the context.
 Finish = Callable[[Any, Any, PenstockError | None], Any]
 Single = tuple[Command[Any], Finish, Any]
 
 
-class NextTurn(Command[None], frozen=True, gc=False, array_like=True):
-    """Not a command of a service: continues the generator after other callbacks of the loop."""
-
-
-# State that was read before the pause may have changed after it. If the reply is cancelled, claims
-# that were made before the pause are released.
-PAUSE: Final = NextTurn()
+# What steps yield to be continued in a later turn of the event loop. State that was read before the
+# pause may have changed after it. If the reply is cancelled, claims that were made before the pause
+# are released.
+PAUSE: Final = None
 # How long the description of a queue of another service is used before it is asked for again.
 VIEW_S: Final = 1.0
 _VIEWS_MAX: Final = 10_000
@@ -254,7 +251,9 @@ class AwaitedService:
         pending.start(self._run(steps, command, pending))
         return pending
 
-    async def _run(self, steps: Steps[R], command: Command[Any], pending: "AwaitedReply") -> R:
+    async def _run(
+        self, steps: Steps[R], command: Command[Any] | None, pending: "AwaitedReply"
+    ) -> R:
         try:
             while True:
                 pending.waits = type(command) is Pull and command.wait_ms != 0

@@ -8,7 +8,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
+
+# How long one source of requests (a connection, the requests of slow kinds, the messages to a
+# shard) is served in one turn of an event loop; the rest waits for a later turn.
+TURN_S: Final = 0.005
 
 
 class PausedWork:

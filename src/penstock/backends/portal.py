@@ -10,22 +10,36 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
-from penstock.errors import BackendLost, EngineClosed
+from penstock.errors import BackendLost, EngineClosed, PenstockError
 from penstock.forked import start_over_when_forked
-from penstock.service import AsyncQueueService, Command
+from penstock.service import (
+    BATCH_ITEMS_MAX,
+    AsyncQueueService,
+    Batch,
+    Command,
+    Release,
+    unseen_claims,
+)
 
 R = TypeVar("R")
 
 
 class _Request:
-    """A call of one thread; `done` is a lock that is released when the reply is set."""
+    """A call of one thread; `done` is a lock that is released when the reply is set.
 
-    __slots__ = ("coroutine", "done", "error", "reply", "task")
+    The loop makes the coroutine: one that a caller made, and lost by an interrupt, would warn that
+    nobody awaited it.
+    """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self.coroutine = coroutine
+    __slots__ = ("arguments", "done", "error", "function", "reply", "task")
+
+    def __init__(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], arguments: tuple[Any, ...]
+    ) -> None:
+        self.function = function
+        self.arguments = arguments
         self.reply: Any = None
         self.error: BaseException | None = None
         self.task: asyncio.Task[Any] | None = None
@@ -49,7 +63,7 @@ class Portal:
         self._thread = threading.Thread(target=self._run, name="penstock-portal", daemon=True)
         self._thread.start()
         try:
-            self._service: AsyncQueueService = self._call(_awaited(open_service))
+            self._service: AsyncQueueService = self._call(_awaited, open_service)
         except BaseException:
             self._end_loop()
             raise
@@ -64,36 +78,36 @@ class Portal:
 
     def execute(self, command: Command[R]) -> R:
         """Executes the command."""
-        return cast(R, self._call(self._service.execute(command)))
+        # Without another call, in which an interrupt could come: the reply may be claims.
+        return self._call(self._service.execute, command)  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Closes the service and ends its thread."""
-        if self._closed:
-            return
+        """Closes the service and ends its thread; once more if an interrupt ended the first."""
         try:
-            self._call(self._service.close())
+            if not self.is_unusable:
+                self._call(self._service.close)
         finally:
             self._closed = self.is_unusable = True
             self._end_loop()
 
-    def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def _call(self, function: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
         if self.is_unusable:
-            coroutine.close()
             if self._closed:
                 raise EngineClosed("this service was closed")
             raise BackendLost(
                 "this process was forked from the one that connected; connect again here"
             )
-        request = _Request(coroutine)
-        self._waiting.append(request)
-        # Only the first wakes the loop: the others are found by the same wake-up.
-        with suppress(IndexError):
-            if self._waiting[0] is request:
-                self._loop.call_soon_threadsafe(self._take_all)
+        request = _Request(function, arguments)
         try:
+            self._waiting.append(request)
+            # Only the first wakes the loop: the others are found by the same wake-up.
+            with suppress(IndexError):
+                if self._waiting[0] is request:
+                    self._loop.call_soon_threadsafe(self._take_all)
             request.done.acquire()
         except BaseException:
-            self._loop.call_soon_threadsafe(_cancel, request)
+            # The interrupt may have come before the wake-up, for which other callers wait too.
+            self._loop.call_soon_threadsafe(self._cancel, request)
             raise
         if request.error is not None:
             raise request.error
@@ -107,6 +121,26 @@ class Portal:
             self._tasks.add(request.task)
             request.task.add_done_callback(self._tasks.discard)
 
+    def _cancel(self, request: _Request) -> None:
+        """Cancels a call whose caller was interrupted; claims that it has made are released."""
+        self._take_all()
+        if request.task is not None:
+            request.task.add_done_callback(lambda _: self._release_unseen(request))
+            request.task.cancel()
+
+    def _release_unseen(self, request: _Request) -> None:
+        releases = unseen_claims(request.arguments[0], request.reply) if request.arguments else []
+        if releases and not self._closed:
+            task = self._loop.create_task(self._release(releases))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _release(self, releases: list[Release]) -> None:
+        # A claim that cannot be released now runs out.
+        with suppress(PenstockError):
+            for at in range(0, len(releases), BATCH_ITEMS_MAX):
+                await self._service.execute(Batch([*releases[at : at + BATCH_ITEMS_MAX]]))
+
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
@@ -118,7 +152,10 @@ class Portal:
         self._loop.close()
 
     def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        # RuntimeError: the loop has ended already. In a forked child there is no thread.
+        with suppress(RuntimeError):
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
 
@@ -128,15 +165,10 @@ async def _awaited(make: Callable[[], Awaitable[AsyncQueueService]]) -> AsyncQue
 
 async def _finish(request: _Request) -> None:
     try:
-        request.reply = await request.coroutine
+        request.reply = await request.function(*request.arguments)
     except asyncio.CancelledError:
         request.error = EngineClosed("this service was closed")
     except BaseException as error:
         request.error = error
     finally:
         request.done.release()
-
-
-def _cancel(request: _Request) -> None:
-    if request.task is not None:
-        request.task.cancel()

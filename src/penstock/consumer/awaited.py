@@ -1,12 +1,19 @@
 """The awaited loop: `async for claim in queues.consume("orders")`, its claim extended by a task."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
 from penstock.clock import Clock
-from penstock.consumer.options import ConsumerOptions, HoldTimes, report_failure, visibility_of
+from penstock.consumer.options import (
+    ConsumerOptions,
+    HoldTimes,
+    refuse_generator,
+    report_failure,
+    visibility_of,
+)
 from penstock.errors import PenstockError, RequestError, StaleReceipt
 from penstock.service import Claim, QueueInfo
 
@@ -95,8 +102,9 @@ class AsyncClaimKeeper:
             if self._claim is claim:
                 self._claim = None
         except PenstockError:
-            pass
-        self._times.extended()
+            self._times.failed()
+        else:
+            self._times.extended()
 
 
 class AsyncConsumer:
@@ -129,16 +137,20 @@ class AsyncConsumer:
         keeper.hold(claim)
         return claim
 
-    async def run(self, work: Callable[[Claim], Awaitable[object]]) -> None:
-        """Awaits `work` with every claim until the loop ends; if it raises, releases the message.
+    async def run(self, work: Callable[[Claim], object]) -> None:
+        """Calls `work` with every claim until the loop ends; if it raises, releases the message.
 
-        What `work` raised goes to `logging` under the name `penstock.consumer`; other exceptions
-        than Exception, such as CancelledError, end the loop.
+        A call that returns a coroutine is awaited; a plain function blocks the event loop. What
+        `work` raised goes to `logging` under the name `penstock.consumer`; other exceptions than
+        Exception, such as CancelledError, end the loop.
         """
+        refuse_generator("work", work)
         async with self:
             async for claim in self:
                 try:
-                    await work(claim)
+                    finished = work(claim)
+                    if inspect.isawaitable(finished):
+                        await finished
                 except Exception as error:
                     report_failure(claim, error)
                     await self._release_claim(self._options.delay_of(claim))
@@ -151,7 +163,7 @@ class AsyncConsumer:
                 options.wait if options.idle is None else min(options.wait, options.idle - waited)
             )
             claim = await self._queues.pull(
-                options.queue, wait=wait, visibility=options.visibility, holder=options.holder
+                options.queue, wait=wait, visibility=options.visibility, holder=options.named_holder
             )
             if claim is not None:
                 return claim

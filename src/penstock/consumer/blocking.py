@@ -1,15 +1,27 @@
 """The blocking loop: `for claim in queues.consume("orders")`, its claim extended by a thread."""
 
+import inspect
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.clock import THREAD_PREFIX, Clock
-from penstock.consumer.options import ConsumerOptions, HoldTimes, report_failure, visibility_of
-from penstock.errors import PenstockError, RequestError, StaleReceipt
+from penstock.consumer.options import (
+    ConsumerOptions,
+    HoldTimes,
+    is_unawaited,
+    refuse_generator,
+    report_failure,
+    visibility_of,
+)
+from penstock.errors import InvalidField, PenstockError, RequestError, StaleReceipt
 from penstock.service import Claim, QueueInfo
+
+_NEEDS_AWAITED: Final = (
+    "an async function is run by the awaited loop, which penstock.aio.connect gives"
+)
 
 
 class QueueCalls(Protocol):
@@ -105,8 +117,9 @@ class ClaimKeeper:
                 # The claim ran out or the queue is gone: nothing is left to hold.
                 self._claim = None
             except PenstockError:
-                pass
-            self._times.extended()
+                self._times.failed()
+            else:
+                self._times.extended()
 
     def _release(self, claim: Claim) -> None:
         # If that fails, the claim runs out by itself.
@@ -148,15 +161,22 @@ class Consumer:
         """Calls `work` with every claim until the loop ends; if it raises, releases the message.
 
         What `work` raised goes to `logging` under the name `penstock.consumer`; other exceptions
-        than Exception, such as KeyboardInterrupt, end the loop.
+        than Exception, such as KeyboardInterrupt, end the loop. Raises InvalidField for an async
+        function, before a message is pulled, and for one that returns something to be awaited.
         """
+        refuse_generator("work", work)
+        if inspect.iscoroutinefunction(work):
+            raise InvalidField(f"work: {_NEEDS_AWAITED}")
         with self:
             for claim in self:
                 try:
-                    work(claim)
+                    finished = work(claim)
                 except Exception as error:
                     report_failure(claim, error)
                     self._release_claim(self._options.delay_of(claim))
+                else:
+                    if is_unawaited(finished):
+                        raise InvalidField(f"work: its call returned a coroutine; {_NEEDS_AWAITED}")
 
     def _pull(self) -> Claim | None:
         waited = 0.0
@@ -166,7 +186,7 @@ class Consumer:
                 options.wait if options.idle is None else min(options.wait, options.idle - waited)
             )
             claim = self._queues.pull(
-                options.queue, wait=wait, visibility=options.visibility, holder=options.holder
+                options.queue, wait=wait, visibility=options.visibility, holder=options.named_holder
             )
             if claim is not None:
                 return claim

@@ -1,13 +1,20 @@
 """The options of a consumer loop, and when its current claim must be extended."""
 
-from typing import Final, NamedTuple
+import inspect
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
 
 from penstock.clock import Clock
 from penstock.errors import InvalidField
+from penstock.output import logger
 from penstock.service import Claim
 
-# An extension that fails is tried twice more before the claim runs out.
 EXTENSIONS_PER_VISIBILITY: Final = 3
+# An extension that fails is tried again after this part of the usual time: at least twice more
+# before the claim runs out, as long as each of them fails within a sixth of that claim's time.
+SOONER: Final = 3
 BACKOFF_DOUBLINGS_MAX: Final = 30
 
 
@@ -22,6 +29,14 @@ class ConsumerOptions(NamedTuple):
     backoff: float = 1.0
     backoff_max: float = 300.0
     holder: str | None = None
+
+    @property
+    def named_holder(self) -> str | None:
+        """The holder of the claims: as given, or the name and number of this process."""
+        if self.holder is not None:
+            return self.holder
+        program = os.path.basename(sys.argv[0] if sys.argv else "") or "python"
+        return f"{program[:80]} (pid {os.getpid()})" if program.isprintable() else None
 
     def delay_of(self, claim: Claim) -> float:
         """How long a message whose work failed stays hidden."""
@@ -57,8 +72,12 @@ class HoldTimes:
         self._end_ms = self.now_ms() + self._hold_max_ms
 
     def extended(self) -> None:
-        """The claim was extended just now, or that failed and will be tried again."""
+        """The claim was extended just now."""
         self.next_ms = self.now_ms() + self._step_ms
+
+    def failed(self) -> None:
+        """An extension failed, and will be tried again."""
+        self.next_ms = self.now_ms() + max(1, self._step_ms // SOONER)
 
     @property
     def is_due(self) -> bool:
@@ -80,12 +99,29 @@ def visibility_of(visibility_ms: int) -> float:
     return visibility_ms / 1_000
 
 
+def refuse_generator(where: str, function: Callable[..., Any]) -> None:
+    """Raises InvalidField for a generator function, because a call of it runs none of its code."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidField(
+            f"{where}: it has a yield, so a call runs none of its code; use a function without one"
+        )
+
+
+def is_unawaited(value: object) -> bool:
+    """Whether a call has returned a coroutine, or another awaitable, instead of doing its work."""
+    if not isinstance(value, Awaitable):
+        return False
+    if inspect.iscoroutine(value):
+        # Python warns of a coroutine that is dropped; the caller's error says more.
+        value.close()
+    return True
+
+
 def report_failure(claim: Claim, error: Exception) -> None:
     """Logs that the work on a message failed."""
     # Imported late: it is slow to import, and most loops never need it.
-    import logging
 
-    logging.getLogger("penstock.consumer").error(
+    logger("penstock.consumer").error(
         "the work on message %s of %r failed; it is released",
         claim.id,
         claim.queue,

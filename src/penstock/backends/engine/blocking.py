@@ -3,7 +3,8 @@
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, ClassVar, TypeVar, cast
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.waiting import Waiter
@@ -12,6 +13,12 @@ from penstock.forked import start_over_when_forked
 from penstock.service import REDRIVE_MAX, Command, Pull
 
 R = TypeVar("R")
+
+
+def _wake(signal: threading.Lock) -> None:
+    with suppress(RuntimeError):
+        # It is released already if its thread has been woken before and has not run since.
+        signal.release()
 
 
 class BlockingEngine:
@@ -28,7 +35,7 @@ class BlockingEngine:
         self._answers_at_once = engine.journal.keeps_nothing
         self._unsubscribe = engine.clock.subscribe(self._on_time_moved)
         if engine.upkeep is not None:
-            engine.upkeep.start(self._exclusively)
+            engine.upkeep.start(self.exclusively)
         start_over_when_forked(self)
 
     def start_over(self) -> None:
@@ -37,7 +44,8 @@ class BlockingEngine:
         self._taking = iter(self._lock.acquire, False)
         self._release = self._lock.release
 
-    def _exclusively(self, step: Callable[[], object]) -> object:
+    def exclusively(self, step: Callable[[], R]) -> R:
+        """What the step returns, which no other thread's command interrupts."""
         with self._lock:
             return step()
 
@@ -46,57 +54,74 @@ class BlockingEngine:
         # `with` costs as much as the lock itself. After a plain call of acquire, an interrupt may
         # come before `try` is reached, and the lock would never be released; between an iterator
         # and the body of its loop no interrupt can come.
-        for _ in self._taking:
-            try:
-                reply = self._submit(command)
-                sequence = 0 if self._answers_at_once else self._engine.answer_sequence
-                break
-            except InFlightLimit:
-                if type(command) is not Pull or not self._engine.wait_ms(command):
-                    raise
-                reply = cast(R, [])
-                break
-            finally:
-                self._release()
-        if not reply and type(command) is Pull:
-            return cast(R, self._wait_for_message(command))
-        if sequence and sequence > self._journal.durable_sequence:
-            self._journal.wait(sequence)
-        return reply
+        reply: Any = None
+        try:
+            for _ in self._taking:
+                try:
+                    reply = self._submit(command)
+                    sequence = 0 if self._answers_at_once else self._engine.answer_sequence
+                    break
+                except InFlightLimit:
+                    if type(command) is not Pull or not self._engine.wait_ms(command):
+                        raise
+                    reply = []
+                    break
+                finally:
+                    self._release()
+            if not reply and type(command) is Pull:
+                return self._wait_for_message(command)  # type: ignore[return-value]
+            if sequence and sequence > self._journal.durable_sequence:
+                self._journal.wait(sequence)
+        except BaseException:
+            if reply:
+                self._release_unseen(command, reply)
+            raise
+        return reply  # type: ignore[no-any-return]
+
+    def _release_unseen(self, command: Command[Any], claims: Any) -> None:
+        with self._lock:
+            self._engine.release_unseen(command, claims)
 
     def _wait_for_message(self, command: Pull) -> list[Any]:
-        signal = threading.Event()
-        with self._lock:
-            if not self._engine.wait_ms(command):
-                return []
-            # A message may have come since the lock was released: try again before waiting.
-            claims: list[Any] = []
-            with suppress(InFlightLimit):
-                claims = self._engine.submit(command)
-            sequence = self._engine.answer_sequence
-            waiter = None if claims else self._engine.wait(command, signal.set)
-        if waiter is not None:
-            try:
+        # A lock that `wake` releases: an interrupt may leave the lock of a threading.Event taken.
+        signal = threading.Lock()
+        signal.acquire()
+        waiter: Waiter | None = None
+        claims: list[Any] = []
+        try:
+            with self._lock:
+                if not self._engine.wait_ms(command):
+                    return []
+                # A message may have come since the lock was released: try again before waiting.
+                with suppress(InFlightLimit):
+                    claims = self._engine.submit(command)
+                sequence = self._engine.answer_sequence
+                waiter = None if claims else self._engine.wait(command, partial(_wake, signal))
+            if waiter is not None:
                 self._wait_for_answer(waiter, signal)
-            except BaseException:
-                with self._lock:
+                if waiter.error is not None:
+                    raise waiter.error
+                claims, sequence = waiter.claims, waiter.sequence
+            if claims and sequence > self._journal.durable_sequence:
+                self._journal.wait(sequence)
+        except BaseException:
+            # Most likely an interrupt: nobody would have the claims, or those made from now on.
+            with self._lock:
+                if waiter is None:
+                    self._engine.release_unseen(command, claims)
+                else:
                     self._engine.cancel_wait(waiter)
-                raise
-            if waiter.error is not None:
-                raise waiter.error
-            claims, sequence = waiter.claims, waiter.sequence
-        if claims and sequence > self._journal.durable_sequence:
-            self._journal.wait(sequence)
+            raise
         return claims
 
-    def _wait_for_answer(self, waiter: Waiter, signal: threading.Event) -> None:
+    def _wait_for_answer(self, waiter: Waiter, signal: threading.Lock) -> None:
         while not waiter.done:
             with self._lock:
                 wake_ms = self._engine.next_wake_ms
             # Without the lock: if this call moves a manual clock, `_on_time_moved` acquires it.
             clock = self._engine.clock
-            signal.wait(clock.waiter_timeout_s(wake_ms, blocks_thread=True))
-            signal.clear()
+            timeout_s = clock.waiter_timeout_s(wake_ms, blocks_thread=True)
+            signal.acquire(timeout=-1 if timeout_s is None else timeout_s)
             if not waiter.done:
                 with self._lock:
                     self._engine.tick()

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 
 import msgspec
 
-from penstock.backends.engine.waiting import Waiter, WaitingLine
+from penstock.backends.engine.waiting import Tried, Waiter, WaitingLine
 from penstock.clock import Clock, SystemClock
 from penstock.core import runs
 from penstock.core.delivery import Content, Delivery, receives, size_bytes
@@ -25,11 +25,15 @@ from penstock.core.departures import Owed
 from penstock.core.events import (
     AnyEvent,
     Arrived,
+    Carried,
+    DelayEnded,
+    Departed,
     Extended,
     Lost,
     Moved,
     Pushed,
     QueueCreated,
+    Released,
 )
 from penstock.core.receipts import (
     IDENTITY_BYTES,
@@ -48,12 +52,17 @@ from penstock.errors import (
     MessageNotFound,
     PenstockError,
     RequestError,
+    StaleReceipt,
     StoreFull,
 )
+from penstock.forked import start_over_when_forked
 from penstock.journal import Journal, MemoryJournal
+from penstock.output import Lines, logger
 from penstock.service import (
     BATCH_ITEMS_MAX,
+    PEEK_LIMIT_MAX,
     PULL_LIMIT_MAX,
+    PUSHER,
     QUEUES_LIMIT_MAX,
     WAIT_MS_MAX,
     Batch,
@@ -72,25 +81,43 @@ from penstock.service import (
     Message,
     NumberedReplies,
     Peek,
+    PeekFrom,
+    PeekIds,
     Pull,
+    PullIds,
     Purge,
     Push,
     PushMany,
     PushReply,
+    QueueCounts,
     QueueInfo,
     QueueStats,
     Redrive,
+    RedriveIds,
     Release,
+    ReturnIds,
     Stats,
     check_number,
+    unseen_claims,
 )
 
 R = TypeVar("R")
 # How long settling is put off on a full disk before the next try.
 _NO_ROOM_MS: Final = 1_000
 _BATCHABLE: Final = frozenset({Push, Delete, Extend, Release})
+# The fields of an event that the history tells, if they are set.
+_TOLD: Final = (
+    "deadline_ms",
+    "visible_at_ms",
+    "expires_at_ms",
+    "holder",
+    "dead",
+    "to_queue",
+)
 # Commands whose answer promises no change, so that it need not wait for the disk.
-_READ_ONLY: Final = frozenset({Peek, Stats, DescribeQueue, DescribeQueues, ListQueues, History})
+_READ_ONLY: Final = frozenset(
+    {Peek, PeekFrom, PeekIds, Stats, DescribeQueue, DescribeQueues, ListQueues, History}
+)
 
 
 class Housekeeping(Protocol):
@@ -99,8 +126,13 @@ class Housekeeping(Protocol):
     # The error of the last step; None if it succeeded.
     last_error: Exception | None
 
-    def start(self, exclusive: Callable[[Callable[[], object]], object]) -> None:
-        """Begins; `exclusive` runs a function while no other thread uses the engine."""
+    def start(
+        self, exclusive: Callable[[Callable[[], object]], object], *, indexes: bool = False
+    ) -> None:
+        """Begins; `exclusive` runs a function while no other thread uses the engine.
+
+        With `indexes`, what the journal had at the start is prepared for History.
+        """
         ...
 
     def stop(self) -> None:
@@ -158,6 +190,11 @@ class Engine:
             Batch: self._batch,
             PushMany: self._push_many,
             DescribeQueues: self._describe_all,
+            PeekFrom: self._peek_from,
+            PeekIds: self._peek_ids,
+            PullIds: self._pull_ids,
+            ReturnIds: self._return_ids,
+            RedriveIds: self._redrive_ids,
         }
         # The events of the command under way, in order; appended together as one entry.
         self._events: list[AnyEvent] = []
@@ -173,6 +210,17 @@ class Engine:
         # The sorted names of the queues, and the shard's counters for which they are valid.
         self._sorted_names: list[str] = []
         self._sorted_state = (0, 0)
+        start_over_when_forked(self)
+
+    def start_over(self) -> None:
+        """In the child of a fork: refuses every command, because the state is only a copy.
+
+        Nobody is told of it: who waits, waits in the parent.
+        """
+        is_memory = isinstance(self.journal, MemoryJournal)
+        advice = "use file:PATH, which processes share" if is_memory else "open it here again"
+        self._handlers = {}
+        self._stopped = JournalError(f"store: the process that forked this one opened it; {advice}")
 
     def submit(self, command: Command[R]) -> R:
         """The reply; `answer_sequence` must be durable before it may be shown."""
@@ -197,6 +245,9 @@ class Engine:
                     self._events = []
                 else:
                     self.answer_sequence = self._append()
+            except StaleReceipt as stale:
+                self._keep_events()
+                raise self._with_life(stale, command) from None
             except PenstockError:
                 self._keep_events()
                 raise
@@ -206,8 +257,17 @@ class Engine:
             # An interrupt, or an error that no handler raises on purpose: the state may contain
             # changes that are not in the journal.
             self._fail(error)
-            raise
         return reply
+
+    def _with_life(self, stale: StaleReceipt, command: Any) -> StaleReceipt:
+        """The error with the command that says who held the message, if the journal knows it."""
+        if self._is_volatile or isinstance(command, Batch):
+            return stale
+        ticket = command.receipt
+        if type(ticket) is not Ticket:
+            ticket = self._receipts.read(ticket)
+        shown = self._ids.show(ticket.number)
+        return type(stale)(f"{stale}; penstock why {shown} says what happened to it")
 
     def _keep_events(self) -> None:
         """Appends the events that happened before a command was refused.
@@ -223,8 +283,11 @@ class Engine:
             raise self._stopped
         raise InvalidField(f"command: the engine has no command {type(command).__name__}")
 
-    def _append(self) -> int:
-        """Appends the events of the command to the journal, and serves the pulls that waited."""
+    def _append(self, serves: bool = True) -> int:
+        """Appends the events of the command to the journal; returns their sequence.
+
+        Serves the pulls that waited, unless it is called for one of them.
+        """
         events = self._events
         self._events = []
         try:
@@ -232,11 +295,10 @@ class Engine:
         except PenstockError as error:
             # The state has changes that are not in the journal: no more answers from it.
             self._fail(error)
-            raise
         self._sequence = sequence
         if places:
             self._place(events, places)
-        if self._waiting:
+        if self._waiting and serves:
             self._line.serve(events)
         return sequence
 
@@ -270,6 +332,8 @@ class Engine:
                 self._events += self.shard.settle_queue(queue, now_ms, own_limit)
         if self._events:
             self._append()
+        elif self._waiting:
+            self._line.serve()
 
     # Messages.
 
@@ -446,19 +510,68 @@ class Engine:
         return replies
 
     def _peek(self, command: Peek, now_ms: int) -> list[Message]:
+        return self._readable(self.shard.peek(command), command.bytes_max)
+
+    def _readable(
+        self, deliveries: Sequence[Delivery], room_bytes: int | None = None
+    ) -> list[Message]:
+        """The messages that can be read; those after `room_bytes` are left out, but not the first.
+
+        A damaged message is left out here; the pull that finds it makes it Lost.
+        """
         messages: list[Message] = []
-        room_bytes = command.bytes_max
         if room_bytes is not None:
             check_number("bytes_max", room_bytes, 1, 2**63 - 1)
-        for delivery in self.shard.peek(command):
+        for delivery in deliveries:
             if room_bytes is not None:
                 room_bytes -= size_bytes(delivery)
                 if messages and room_bytes < 0:
                     break
-            # A damaged message is left out here; the pull that finds it makes it Lost.
             with suppress(CorruptEntry):
                 messages.append(self._message(delivery))
         return messages
+
+    def _peek_from(self, command: PeekFrom, now_ms: int) -> list[Message]:
+        return self._readable(self.shard.peek_from(command), command.bytes_max)
+
+    def _peek_ids(self, command: PeekIds, now_ms: int) -> list[Message]:
+        queue = self.shard.queue(command.queue)
+        found = [queue.deliveries.get(number) for number in self._numbers_of(command.ids)]
+        return self._readable([each for each in found if each is not None])
+
+    def _pull_ids(self, command: PullIds, now_ms: int) -> list[Claim]:
+        queue = self.shard.queue(command.queue)
+        contents: dict[int, Any] = {}
+        for number in self._numbers_of(command.ids):
+            delivery = queue.deliveries.get(number)
+            if delivery is not None:
+                with suppress(CorruptEntry):
+                    contents[number] = self._content(delivery)
+        found = self.shard.pull_chosen(command, [*contents], now_ms, self._events)
+        claims = [self._claim(each, command.queue, contents[each.number]) for each in found]
+        return [msgspec.structs.replace(each, proof=each.receipt) for each in claims]
+
+    def _return_ids(self, command: ReturnIds, now_ms: int) -> int:
+        numbers = self._numbers_of(command.ids)
+        events = self.shard.return_chosen(command, numbers, now_ms)
+        self._events += events
+        return sum(type(event) in (Released, DelayEnded) for event in events)
+
+    def _redrive_ids(self, command: RedriveIds, now_ms: int) -> int:
+        events = self.shard.redrive_chosen(command, self._numbers_of(command.ids), now_ms)
+        self._events += events
+        return len(events)
+
+    def _numbers_of(self, ids: object) -> list[int]:
+        """The numbers of messages by their ids, each once. Raises InvalidField."""
+        if type(ids) is not list or not 1 <= len(ids) <= PEEK_LIMIT_MAX:
+            raise InvalidField(f"ids: expected a list of 1 to {PEEK_LIMIT_MAX} ids")
+        numbers: dict[int, None] = {}
+        for each in ids:
+            # An id of another store is that of no message here.
+            with suppress(MessageNotFound):
+                numbers[self._ids.read(each)] = None
+        return [*numbers]
 
     def _purge(self, command: Purge, now_ms: int) -> int:
         event = self.shard.decide_purge(command.queue, now_ms)
@@ -485,26 +598,27 @@ class Engine:
 
     def _history_event(self, event: AnyEvent) -> HistoryEvent:
         queue = self.shard.queues.get(event.queue)
-        detail = {
-            name: getattr(event, name)
-            for name in (
-                "deadline_ms",
-                "visible_at_ms",
-                "expires_at_ms",
-                "holder",
-                "dead",
-                "to_queue",
-            )
-            if getattr(event, name, None)
-        }
+        found = {name: getattr(event, name, None) for name in _TOLD}
         if isinstance(event, Moved) and event.to in self.shard.queues:
-            detail["to"] = self.shard.queues[event.to].name
+            found["to"] = self.shard.queues[event.to].name
+        if isinstance(event, Arrived) and event.to_number:
+            found |= {"to_shard": event.to_shard, "to_number": event.to_number}
+        pushed = event.pushed if isinstance(event, Carried) else event
+        if isinstance(pushed, Pushed) and pushed.context is not None:
+            found["holder"] = pushed.context.get(PUSHER)
+        told = {name: value for name, value in found.items() if value}
+        detail = ", ".join(f"{name}={value}" for name, value in told.items())
+        if isinstance(event, Departed):
+            told = {"to": event.to_queue, "dead": True}
+        elif isinstance(event, Moved):
+            told.setdefault("to", f"#{event.to}")
         return HistoryEvent(
             event.at_ms,
             type(event).__name__,
             f"#{event.queue}" if queue is None else queue.name,
             getattr(event, "epoch", None),
-            ", ".join(f"{name}={value}" for name, value in detail.items()),
+            detail,
+            **{name: value for name, value in told.items() if not name.startswith("to_")},
         )
 
     # Queues.
@@ -559,18 +673,22 @@ class Engine:
             queue.stored_bytes,
             None if oldest is None else now_ms - oldest.pushed_at_ms,
             self._line.count(queue.number),
+            QueueCounts(
+                queue.pushes, queue.claims, queue.deletes, queue.returns, queue.dead_letters
+            ),
+            queue.settings.paused,
         )
 
     # Departures to other shards.
 
-    def departures(self, limit: int = PULL_LIMIT_MAX) -> list[tuple[Owed, Push]]:
-        """The messages of the outbox, each with the push that brings it to the other shard.
+    def departures(self, limit: int = PULL_LIMIT_MAX) -> list[tuple[Owed, Pushed]]:
+        """The messages of the outbox, each with its content.
 
         Nothing may be pushed before `answer_sequence` is durable. A message whose content is
         damaged is removed, as by a pull.
         """
         self.check()
-        pushes: list[tuple[Owed, Push]] = []
+        found: list[tuple[Owed, Pushed]] = []
         for owed in self.shard.outbox(limit):
             delivery = owed.delivery
             try:
@@ -580,17 +698,18 @@ class Engine:
                 now_ms = self.clock.now_ms()
                 self._end_departure(Lost(now_ms, owed.source, delivery.number, delivery.epoch))
                 continue
-            pushes.append((owed, owed.push(pushed)))
+            found.append((owed, pushed))
         self.answer_sequence = self._sequence
-        return pushes
+        return found
 
-    def arrived(self, number: int, epoch: int) -> bool:
+    def arrived(self, number: int, epoch: int, to: tuple[int, int] = (0, 0)) -> bool:
         """Ends a departure whose push is durable in the other shard; False if it has ended before.
 
-        Raises StoreFull; the message is then still in the outbox.
+        `to` is that shard, and the message's number there. Raises StoreFull; the message is then
+        still in the outbox.
         """
         self.check()
-        event = self.shard.decide_arrived(number, epoch, self.clock.now_ms())
+        event = self.shard.decide_arrived(number, epoch, self.clock.now_ms(), to)
         if event is not None:
             self._end_departure(event)
         self.answer_sequence = self._sequence
@@ -606,7 +725,6 @@ class Engine:
             raise
         except BaseException as error:
             self._fail(error)
-            raise
 
     # Waiting.
 
@@ -619,9 +737,7 @@ class Engine:
         if not wait_ms:
             return None
         queue = self.shard.queue(command.queue)
-        waiter = Waiter(command, queue.number, self.clock.now_ms() + wait_ms, wake)
-        self._line.join(waiter)
-        return waiter
+        return self._join(Waiter(command, queue.number, self.clock.now_ms() + wait_ms, wake))
 
     def watch(self, command: Pull, wake: Callable[[], None]) -> Waiter:
         """Waits, without a pull, until a message becomes visible that no pull takes, or times out.
@@ -630,13 +746,19 @@ class Engine:
         """
         wait_ms = check_number("wait_ms", command.wait_ms, 0, WAIT_MS_MAX)
         queue = self.shard.queue(command.queue)
-        waiter = Waiter(command, -queue.number, self.clock.now_ms() + wait_ms, wake)
-        self._line.join(waiter)
+        return self._join(Waiter(command, -queue.number, self.clock.now_ms() + wait_ms, wake))
+
+    def _join(self, waiter: Waiter) -> Waiter:
+        try:
+            self._line.join(waiter)
+        except BaseException as error:
+            # An interrupt: the line may have half of the waiter.
+            self._fail(error)
         return waiter
 
     def _has_visible(self, number: int) -> bool:
         queue = self.shard.queues.get(number)
-        return queue is not None and queue.visible > 0
+        return queue is not None and queue.visible > 0 and not queue.settings.paused
 
     def wait_ms(self, command: Pull) -> int:
         """How long a pull that finds nothing is to wait."""
@@ -646,18 +768,31 @@ class Engine:
 
     def cancel_wait(self, waiter: Waiter) -> None:
         """Cancels a wait; claims made for it meanwhile are released."""
-        if not waiter.done:
-            self._line.leave(waiter)
+        if waiter.done:
+            self.release_unseen(waiter.command, waiter.claims)
             return
-        for claim in waiter.claims:
+        try:
+            self._line.leave(waiter)
+        except BaseException as error:
+            # An interrupt: the line may still have half of the waiter.
+            self._fail(error)
+
+    def release_unseen(self, command: Command[Any], claims: Sequence[Claim]) -> None:
+        """Releases the claims of a pull whose caller will not get them, if it is no attempt."""
+        for release in unseen_claims(command, claims):
             # A claim that cannot be released now ends when it runs out.
             with suppress(PenstockError):
-                self.submit(Release(claim.queue, claim.proof))
+                self.submit(release)
 
     @property
     def has_waiters(self) -> bool:
         """Whether any pull is waiting."""
         return bool(self._waiting)
+
+    @property
+    def upkeep_failed(self) -> bool:
+        """Whether snapshots cannot be taken, or files not be dropped."""
+        return self.upkeep is not None and self.upkeep.last_error is not None
 
     @property
     def next_wake_ms(self) -> int:
@@ -691,7 +826,6 @@ class Engine:
             raise
         except BaseException as error:
             self._fail(error)
-            raise
         return queue.is_due(now_ms)
 
     def tick(self) -> None:
@@ -709,16 +843,19 @@ class Engine:
             raise
         except BaseException as error:
             self._fail(error)
-            raise
 
-    def _pull_now(self, command: Pull) -> tuple[list[Claim], int]:
-        """Tries a waiter's pull again: its claims, and the sequence that must be durable first."""
+    def _pull_now(self, command: Pull) -> Tried:
+        """Tries a waiter's pull again, and leaves it to the line to serve what that changed."""
+        claims: list[Claim] = []
+        refused = None
         try:
             claims = self._pull(command, self.clock.now_ms())
-        except PenstockError:
-            self._keep_events()
-            raise
-        return claims, self._append() if self._events else 0
+        except PenstockError as error:
+            refused = error
+        events = self._events
+        if events:
+            self._append(serves=False)
+        return Tried(claims, self._sequence, refused, events)
 
     # Ending.
 
@@ -728,15 +865,27 @@ class Engine:
             self._stop(EngineClosed("the engine was closed"))
         self.journal.close()
 
-    def _fail(self, error: BaseException) -> None:
-        """Stops the engine for good: its state may have half of a command, and not the other."""
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Stops the engine for good: its state may have half of a command, and not the other.
+
+        Raises the error; in place of a fault, which is logged, the error that callers get.
+        """
         self._events = []
+        is_fault = isinstance(error, Exception) and not isinstance(error, PenstockError)
         if self._stopped is None:
-            if not isinstance(error, JournalError):
-                cause = " ".join(f"{type(error).__name__} {error}".split())
+            stopped = error
+            if not isinstance(stopped, JournalError):
+                # The text of a fault may contain a message or a receipt, and clients get this one.
+                text = "" if is_fault else str(error)
+                cause = " ".join(f"{type(error).__name__} {text}".split())
                 again = "open a new one" if self._is_volatile else "open it again"
-                error = JournalError(f"the engine was stopped by {cause}; {again}")
-            self._stop(error)
+                stopped = JournalError(f"the engine was stopped by {cause}; {again}")
+            if is_fault:
+                _report_fault(error)
+            self._stop(stopped)
+        if is_fault:
+            raise cast(PenstockError, self._stopped) from error
+        raise error
 
     def check(self) -> None:
         """Raises the error that has stopped the engine, if one has."""
@@ -749,6 +898,10 @@ class Engine:
         self._line.fail(error)
 
     # Replies.
+
+    def message_id(self, number: int) -> str:
+        """The id of the message with this number."""
+        return self._ids.show(number)
 
     def _content(self, delivery: Delivery) -> Pushed:
         content = delivery.content
@@ -795,6 +948,20 @@ class Engine:
             epoch,
             delivery.due_at_ms,
         )
+
+
+def _report_fault(fault: BaseException) -> None:
+    """Logs where an exception came from that only a mistake in Penstock can cause.
+
+    Its text is left out: it may contain a message or a receipt.
+    """
+    # Imported here: most processes never need them.
+    from traceback import format_tb
+
+    place = Lines("".join(format_tb(fault.__traceback__)).rstrip())
+    logger("penstock.engine").error(
+        "fault in the engine, which was stopped: %s\n%s", type(fault).__name__, place
+    )
 
 
 def _queue_of(command: Any) -> Any:

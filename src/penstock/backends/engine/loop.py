@@ -41,9 +41,6 @@ from penstock.service import (
 R = TypeVar("R")
 # How late a message may become visible on a server that has nothing else to do.
 SWEEP_S: Final = 0.25
-# The last pull of some steps, and the claims of all their pulls.
-PulledClaims = tuple[Pull | None, Sequence[Claim]]
-NO_CLAIMS: Final[PulledClaims] = (None, ())
 # How many messages are claimed, and how many claims released, in one turn of the event loop.
 PULL_PART_MAX: Final = 500
 _RELEASED_MAX: Final = 200
@@ -61,7 +58,7 @@ class LoopEngine:
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is the running event loop, unless a simulation has one of its own."""
         self.engine = engine
-        # `parts` settles more for a pull of many, in slices.
+        # `long_commands` settles more for a pull of many, in slices.
         self.settle_max = engine.own_settle_max = engine.settle_max
         self.now_ms = engine.clock.now_ms
         self.failure: PenstockError | None = None
@@ -79,7 +76,7 @@ class LoopEngine:
         # Whether the last notification served more than one reply.
         self._shares_syncs = False
         # Pulls whose wait has ended since the last turn of the event loop.
-        self._woken: list[EngineReply] = []
+        self._woken: deque[EngineReply] = deque()
         # Claims that could not be delivered and are still to be released.
         self._abandoned: deque[Claim] = deque()
         self._must_plan = False
@@ -90,7 +87,7 @@ class LoopEngine:
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         self._unsubscribe = engine.clock.subscribe(self._on_time_moved)
         if engine.upkeep is not None:
-            engine.upkeep.start(self._exclusively)
+            engine.upkeep.start(self._exclusively, indexes=True)
 
     # Commands.
 
@@ -108,73 +105,36 @@ class LoopEngine:
             return self._wait(command, None) or reply
         sequence = self.engine.answer_sequence
         if sequence > self._journal.durable_sequence:
-            # The same as `_defer`, with fewer calls: every request to a store on disk comes here.
-            pending = EngineReply(loop_engine=self, reply=reply, is_known=True, sequence=sequence)
-            if type(command) is Pull:
-                pending.pull = command
-                pending.claims = reply  # type: ignore[assignment]
-            self._deferred.append(pending)
-            if sequence > self._wanted_sequence:
-                self._wanted_sequence = sequence
-                if not self._notice_is_due:
-                    if not self._shares_syncs:
-                        self._ask_for_notice()
-                    elif not self._turn_is_planned:
-                        self._plan_turn()
-            return pending
+            return self._defer(EngineReply(loop_engine=self), reply, sequence, command, reply)
         return reply
 
     def run(self, steps: Steps[R]) -> R | Pending:
-        """Fast path of `_continue_steps` for steps of one command that is answered at once."""
         try:
             command = next(steps)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
-        try:
-            reply = self._submit(command)
-        except PenstockError as error:
-            if command is PAUSE:
-                # The engine has no such command, so it refused PAUSE.
-                return self._pause(steps, 0, None)
-            return self._continue_steps(steps, command, None, error, 0)
-        except Exception:
-            self._check_failed()
-            raise
-        sequence = self.engine.answer_sequence
-        if not reply and type(command) is Pull:
-            return self._continue_steps(steps, command, reply, None, sequence)
-        try:
-            following = steps.send(reply)
-        except StopIteration as stop:
-            if sequence <= self._journal.durable_sequence:
-                return stop.value  # type: ignore[no-any-return]
-            return self._defer_result(
-                EngineReply(loop_engine=self), stop.value, sequence, command, reply
-            )
-        earlier = (command, reply) if type(command) is Pull else NO_CLAIMS
-        if following is PAUSE:
-            return self._pause(steps, sequence, None, earlier)
-        reply, refused = self._submit_for_steps(following)
-        sequence = max(sequence, self.engine.answer_sequence)
-        return self._continue_steps(steps, following, reply, refused, sequence, earlier=earlier)
+        if command is PAUSE:
+            return self._pause(steps, 0)
+        reply, refused = self._submit_for_steps(command)
+        sequence = self.engine.answer_sequence if refused is None else 0
+        return self._continue_steps(steps, command, reply, refused, sequence)
 
     def _continue_steps(
         self,
         steps: Steps[R],
-        command: Command[Any],
+        command: Command[Any] | None,
         reply: Any,
         error: Exception | None,
         sequence: int,
         waited: "EngineReply | None" = None,
-        earlier: PulledClaims = NO_CLAIMS,
     ) -> R | Pending:
         """Runs steps to their end, or to a pull that waits, once a command has been answered.
 
         `sequence` is the largest so far: a read-only command at the end does not make the changes
         before it durable. `waited` is the caller's Pending, if it was given one for a pull that
-        waited or for a pause. `earlier` are the claims that the steps have made before.
+        waited or for a pause.
         """
-        pull, claims = earlier if waited is None else (waited.pull, waited.claims)
+        pull, claims = (None, ()) if waited is None else (waited.pull, waited.claims)
         is_new = waited is None
         try:
             while True:
@@ -191,7 +151,7 @@ class LoopEngine:
                         return waiting
                 command = steps.send(reply) if error is None else steps.throw(error)
                 if command is PAUSE:
-                    return self._pause(steps, sequence, waited, (pull, claims))
+                    return self._pause(steps, sequence, waited, pull, claims)
                 is_new = True
                 reply, error = self._submit_for_steps(command)
                 sequence = max(sequence, self.engine.answer_sequence)
@@ -199,18 +159,22 @@ class LoopEngine:
             if sequence <= self._journal.durable_sequence:
                 return stop.value  # type: ignore[no-any-return]
             pending = waited or EngineReply(loop_engine=self)
-            return self._defer_result(pending, stop.value, sequence, pull, claims)
+            return self._defer(pending, stop.value, sequence, pull, claims)
 
     def _pause(
         self,
         steps: Steps[Any],
         sequence: int,
-        waited: "EngineReply | None",
-        earlier: PulledClaims = NO_CLAIMS,
+        waited: "EngineReply | None" = None,
+        pull: Pull | None = None,
+        claims: Sequence[Claim] = (),
     ) -> "EngineReply":
-        """Continues the steps in a later turn of the event loop."""
+        """Continues the steps in a later turn of the event loop.
+
+        `pull` is their last pull, and `claims` are those of all their pulls.
+        """
         pending = waited or EngineReply(loop_engine=self)
-        pending.note_claims(*earlier)
+        pending.note_claims(pull, claims)
         self._paused.add(self._continue_paused, pending, steps, sequence)
         return pending
 
@@ -230,15 +194,6 @@ class LoopEngine:
         except Exception:
             self._check_failed()
             raise
-
-    def _defer_result(
-        self, pending: "EngineReply", result: Any, sequence: int, command: Any, reply: Any
-    ) -> "EngineReply":
-        pending.steps = None
-        if type(command) is Pull:
-            pending.note_claims(command, reply)
-        self._defer(pending, result, sequence)
-        return pending
 
     def history(self, command: History, parts: HistoryParts | None = None) -> Pending:
         self.engine.check()
@@ -319,7 +274,7 @@ class LoopEngine:
 
     # Waiting for a message.
 
-    def _may_wait(self, command: Command[Any]) -> bool:
+    def _may_wait(self, command: Command[Any] | None) -> bool:
         return type(command) is Pull and self.engine.wait_ms(command) > 0
 
     def _wait(self, command: Any, pending: "EngineReply | None") -> "EngineReply | None":
@@ -371,8 +326,7 @@ class LoopEngine:
         elif error is not None:
             pending.finish(None, error)
         elif sequence > self._journal.durable_sequence:
-            pending.note_claims(waiter.command, claims)
-            self._defer(pending, claims, sequence)
+            self._defer(pending, claims, sequence, waiter.command, claims)
         else:
             pending.finish(claims, None)
 
@@ -380,7 +334,7 @@ class LoopEngine:
         self,
         pending: "EngineReply",
         steps: Steps[Any],
-        command: Command[Any],
+        command: Command[Any] | None,
         reply: Any,
         error: Exception | None,
         sequence: int,
@@ -416,10 +370,8 @@ class LoopEngine:
             return
         try:
             self.engine.tick()
-        except JournalError as error:
+        except PenstockError as error:
             self.fail(error)
-        except Exception as fault:
-            self.fail(engine_fault(fault))
         if self.engine.has_waiters:
             self.plan_timer()
 
@@ -444,22 +396,26 @@ class LoopEngine:
 
     # Waiting for the disk.
 
-    def _defer(self, pending: "EngineReply", reply: Any, sequence: int) -> None:
+    def _defer(
+        self, pending: "EngineReply", reply: Any, sequence: int, command: Any, claims: Any
+    ) -> "EngineReply":
+        """Answers when this sequence is durable; `claims` are those of the command, if a pull."""
+        pending.steps = None
+        if type(command) is Pull:
+            pending.note_claims(command, claims)
         pending.reply = reply
         pending.is_known = True
         pending.sequence = sequence
         self._deferred.append(pending)
         if sequence > self._wanted_sequence:
             self._wanted_sequence = sequence
-            self._plan_notice()
-
-    def _plan_notice(self) -> None:
-        if self._shares_syncs:
-            # In the next turn: all requests that are read in this one share the sync.
-            self._plan_turn()
-        elif not self._notice_is_due:
-            # Mostly there is one request at a time: a turn of the event loop is saved.
-            self._ask_for_notice()
+            if self._shares_syncs:
+                # In the next turn: all requests that are read in this one share the sync.
+                self._plan_turn()
+            elif not self._notice_is_due:
+                # Mostly there is one request at a time: a turn of the event loop is saved.
+                self._ask_for_notice()
+        return pending
 
     def _plan_turn(self) -> None:
         if not self._turn_is_planned:
@@ -470,9 +426,13 @@ class LoopEngine:
         """Answers pulls that were woken, sets the timer, asks the journal for a notification."""
         self._turn_is_planned = False
         if self._woken:
-            woken, self._woken = self._woken[:_WOKEN_MAX], self._woken[_WOKEN_MAX:]
-            for pending in woken:
-                self._answer_woken(pending)
+            try:
+                for _ in range(min(len(self._woken), _WOKEN_MAX)):
+                    self._answer_woken(self._woken.popleft())
+            except BaseException:
+                # A callback with a fault: those behind it have claims to be given to them.
+                self._plan_turn()
+                raise
             if self._woken:
                 self._plan_turn()
         if self._must_plan:
@@ -504,9 +464,11 @@ class LoopEngine:
             except JournalError as error:
                 self.fail(error)
                 return
-        self.answer_durable()
-        if self._deferred and not self._notice_is_due:
-            self._ask_for_notice()
+        try:
+            self.answer_durable()
+        finally:
+            if self._deferred and not self._notice_is_due:
+                self._ask_for_notice()
 
     def answer_durable(self) -> None:
         """Calls back with the deferred replies whose changes are durable by now."""
@@ -633,8 +595,3 @@ class EngineReply(Pending, kw_only=True):
         elif waiter is not None and waiter.command.attempt_id is None:
             claims += waiter.claims
         self.loop_engine.abandon(claims)
-
-
-def engine_fault(fault: Exception) -> PenstockError:
-    """The error for an engine that raised an unexpected exception: its state is unknown."""
-    return PenstockError(f"the engine failed and was stopped: {type(fault).__name__}")

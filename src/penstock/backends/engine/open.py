@@ -4,6 +4,11 @@
 the process that holds the store, and starts a daemon if there is none.
 """
 
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
 from penstock.backends.engine.blocking import BlockingEngine
 from penstock.backends.engine.engine import Engine
 from penstock.clock import Clock
@@ -33,6 +38,29 @@ async def open_async_service(url: BackendUrl, clock: Clock | None) -> AsyncQueue
     return await remote.open_async_service(url, clock)
 
 
+@contextmanager
+def look_at(url: BackendUrl) -> Iterator[QueueService]:
+    """The store at `file:PATH` for a caller that only looks; no daemon is started for it.
+
+    If no process holds the store, it is opened in this one as long as the context lasts; clients
+    that come meanwhile wait. Raises what `open_service` raises.
+    """
+    from penstock.backends.engine.store import open_engine as open_store
+    from penstock.backends.remote.starting import START_S_MAX, is_held, only_starter
+
+    deadline_s = time.monotonic() + START_S_MAX
+    with only_starter(os.path.abspath(url.path), deadline_s):
+        if not is_held(url.path, deadline_s):
+            engine = open_store(url.path, background=False, other_owner=url.is_on("other_owner"))
+            # Nothing is dropped: that would need the archive that the store is used with.
+            engine.upkeep = None
+            with closing(BlockingEngine(engine)) as service:
+                yield service
+            return
+    with closing(open_service(url, None)) as service:
+        yield service
+
+
 def open_engine(url: str | BackendUrl, clock: Clock | None = None) -> Engine:
     """The engine at a URL, `memory:` or `file:PATH`, in this process and for it alone.
 
@@ -60,10 +88,19 @@ def _open_memory(url: BackendUrl, clock: Clock | None) -> Engine:
 def _open_store(url: BackendUrl, clock: Clock | None) -> Engine:
     # Imported late: memory: needs none of it, and a test suite should start fast.
     from penstock.backends.engine.store import open_engine as open_store
-    from penstock.journal.file import check_durability
+    from penstock.journal.file_journal import check_durability
+    from penstock.journal.segments import FILE_BYTES
 
     url.check_options(
-        {"embedded", "durability", "interval_ms", "archive", "accept_loss", "other_owner"}
+        {
+            "embedded",
+            "durability",
+            "interval_ms",
+            "archive",
+            "file_size",
+            "accept_loss",
+            "other_owner",
+        }
     )
     return open_store(
         url.path,
@@ -71,6 +108,7 @@ def _open_store(url: BackendUrl, clock: Clock | None) -> Engine:
         interval_ms=url.whole_number("interval_ms", 50),
         clock=clock,
         archive=url.options.get("archive"),
+        file_bytes=url.whole_number("file_size", FILE_BYTES),
         accept_loss=url.is_on("accept_loss"),
         other_owner=url.is_on("other_owner"),
     )

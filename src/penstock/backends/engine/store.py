@@ -13,12 +13,13 @@ from penstock.backends.engine.upkeep import Upkeep
 from penstock.clock import Clock, SystemClock
 from penstock.core.shard import ShardState
 from penstock.journal.codec import EVENT_BYTES
-from penstock.journal.file import Durability, FileJournal, check_interval
+from penstock.journal.disk import Storage
+from penstock.journal.file_journal import Durability, FileJournal, check_interval
 from penstock.journal.restore import Recovery, newest_snapshot
 from penstock.journal.scan import Quarantined
 from penstock.journal.segments import FILE_BYTES, Segments
-from penstock.journal.storage import Storage
 from penstock.journal.store import (
+    check_owners,
     check_parts,
     journal_path,
     make_key,
@@ -26,6 +27,7 @@ from penstock.journal.store import (
     read_key,
     snapshot_end,
 )
+from penstock.output import logger
 
 _LOSSES_SHOWN_MAX: Final = 20
 
@@ -45,7 +47,8 @@ def open_engine(
 ) -> Engine:
     """Opens the store at `path`, for this process alone; makes it if there is none.
 
-    Without `background` the journal's spare files are made when they are needed, without a thread.
+    Without `background` nothing is done ahead: spare files of the journal are made when they are
+    needed, and it is synced only for those who wait for it.
     With `accept_loss` a store opens although files of its journal, or synced bytes of them, are
     missing: their content is lost. Warnings of the logger `penstock.journal` say what it was, and
     report damage that was found.
@@ -56,6 +59,8 @@ def open_engine(
     store = Path(path)
     with ExitStack() as undo:
         prepare_directory(store, undo, other_owner=other_owner)
+        if archive is not None:
+            check_owners(Path(archive), other_owner=other_owner)
         if storage is None:
             check_parts(store)
         segments = Segments.open(
@@ -68,7 +73,7 @@ def open_engine(
         )
         undo.callback(segments.close)
         key = read_key(store) or make_key(store)
-        journal = FileJournal(segments, durability, interval_ms)
+        journal = FileJournal(segments, durability, interval_ms, background=background)
         undo.callback(journal.close)
         shard, last_ms = _recover(store, journal)
         shard.number = journal.shard
@@ -91,11 +96,10 @@ def open_engine(
 def _report_loss(store: Path, files: str) -> None:
     """Warns of the files whose loss was accepted, and of what was in them."""
     # Imported here: few stores ever lose a file.
-    import logging
 
     from penstock.journal.verify import verify
 
-    warn = logging.getLogger("penstock.journal").warning
+    warn = logger("penstock.journal").warning
     warn("%s: the loss of files was accepted: %s", store, files)
     lost = [each.text for each in verify(str(store)) if each.is_damage]
     for text in lost[:_LOSSES_SHOWN_MAX]:
@@ -107,13 +111,12 @@ def _report_loss(store: Path, files: str) -> None:
 
 def _report_damage(store: Path, damage: list[Quarantined]) -> None:
     """Warns of the damage that opening found in the journal, in one line."""
-    import logging
 
     first = damage[0]
     found = f"{first.why}, {first.size_bytes} bytes at {first.offset}"
     if len(damage) > 1:
         found += f", and {len(damage) - 1} more"
-    logging.getLogger("penstock.journal").warning(
+    logger("penstock.journal").warning(
         "%s: the journal is damaged: %s; penstock check %s says what is lost", store, found, store
     )
 

@@ -6,7 +6,8 @@ journal, and a replay applies those that the slices do not contain (`core.replay
 content is in an old region, where most messages were deleted, are appended again (carried), so that
 the region can be dropped: the disk holds at most about twice the size of the messages.
 
-A pass is due when the journal has grown, or when many of its messages were deleted.
+A pass is due when the journal has grown, or when many of its messages were deleted. While no
+command comes, what is due is settled here, and made durable for those who read the journal.
 Nothing is dropped behind the snapshot before the newest one, or behind a registered reader's floor.
 Before a drop, `QueueStated` is appended for every queue, so that the events that remain still have
 their queues' names.
@@ -26,7 +27,7 @@ from penstock.core.events import AnyEvent, Carried, QueueStated
 from penstock.core.pieces import NumberPieces
 from penstock.core.queue import QueueState
 from penstock.errors import CorruptEntry, PenstockError, StoreFull
-from penstock.journal import StoredJournal, readers
+from penstock.journal import StoredJournal, reader_positions
 from penstock.journal.place import pack_place, position_of
 from penstock.journal.snapshot import (
     Outline,
@@ -55,8 +56,11 @@ _CARRY_PART: Final = 8
 MESSAGE_BYTES: Final = 320
 DENSE_ENOUGH: Final = 2 / 3
 _RETRY_S: Final = 5.0
-_CHECK_S: Final = 1.0
+# How often it looks whether something is due in a store that nobody uses, or can be freed.
+_CHECK_S: Final = 0.5
 _SNAPSHOT_BYTES_MIN: Final = 1024 * 1024
+_INDEX_PAUSE_RATIO: Final = 10
+_INDEXED: Final = object()
 # How many QueueStated events are in one entry, and the room for each.
 _STATED_QUEUES_MAX: Final = 200
 _STATED_BYTES_MAX: Final = 4_096
@@ -76,6 +80,8 @@ class Upkeep:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._exclusive: Callable[[Callable[[], object]], object] = _at_once
+        # What of the journal is still to be indexed for histories.
+        self._unindexed: Iterator[None] | None = None
         # The position up to which this pass carries content; lowered if there is no room.
         self._cutoff = 0
         # Whether this pass has left content to be carried by the next one.
@@ -90,9 +96,17 @@ class Upkeep:
         self._last_snapshot_at = offset_of(newest[0]) if newest else self._journal.first_position
         self._plan_next()
 
-    def start(self, exclusive: Callable[[Callable[[], object]], object]) -> None:
-        """Begins; `exclusive` runs a function while no other thread uses the engine."""
+    def start(
+        self, exclusive: Callable[[Callable[[], object]], object], *, indexes: bool = False
+    ) -> None:
+        """Begins; `exclusive` runs a function while no other thread uses the engine.
+
+        With `indexes`, what the journal had at the start is indexed, so that the first question for
+        a message's history need not read all of it.
+        """
         self._exclusive = exclusive
+        if indexes:
+            self._unindexed = self._journal.index_rest()
         self._thread = threading.Thread(target=self._run, name="penstock-upkeep", daemon=True)
         self._thread.start()
 
@@ -117,11 +131,14 @@ class Upkeep:
             if self._ending.is_set():
                 return
             try:
+                if self._engine.has_due_work:
+                    self._settle_all()
                 if is_woken:
                     self.run_pass()
                 elif self._is_worth_shrinking():
                     self._shrink()
                 else:
+                    self._index_some()
                     continue
                 self.last_error = None
             except Exception as error:
@@ -129,6 +146,20 @@ class Upkeep:
                 self.last_error = error
                 if not self._ending.wait(_RETRY_S):
                     self._woken.set()
+
+    def _index_some(self) -> None:
+        """Indexes slices of the journal until there is other work; takes a tenth of the time."""
+        while self._unindexed is not None and not self._woken.is_set():
+            began_s = time.perf_counter()
+            if self._run_exclusively(partial(next, self._unindexed, _INDEXED)) is _INDEXED:
+                self._unindexed = None
+            self._woken.wait(_INDEX_PAUSE_RATIO * (time.perf_counter() - began_s))
+
+    def _settle_all(self) -> None:
+        """Settles what is due, some at a time; a server on an event loop has done so before."""
+        while self._engine.has_due_work and not self._ending.is_set():
+            self._run_exclusively(self._engine.tick)
+        self._journal.sync()
 
     def _is_wasteful(self) -> bool:
         """Whether the journal is much larger than its live messages."""
@@ -388,7 +419,7 @@ class Upkeep:
         return cutoff
 
     def _drop_before(self, cutoff: int) -> None:
-        floors = [reader.floor_offset for reader in readers.registered(self._store)]
+        floors = [reader.floor_offset for reader in reader_positions.registered(self._store)]
         kept = [offset_of(path) for path in snapshot_paths(self._store)]
         start = self._journal.entry_before(min([cutoff, *kept, *floors]))
         if start > self._journal.first_position:

@@ -1,9 +1,15 @@
 """The waiting line of an engine: pulls that found nothing, and which of them sets the timer.
 
-There is one line of waiters per queue. They are served in order of arrival, within the command that
-made a message visible. So `wake` must not submit commands: it sets a signal, or schedules a
-callback. A waiter that only watches is woken, without a claim, when a message became visible that
-no pull took; watchers have a line of their own, under the negative number of their queue.
+There is one line of waiters per queue. They are served in order of arrival, and those of named
+holders in turns: one with hundreds of waiting pulls gets no second message before others have their
+first. They are served within the command that made a message visible. So `wake` must not submit
+commands: it sets a signal, or schedules a callback. Serving a pull makes events, and these may make
+other messages visible: their queues are noted and served in the same loop, which nothing calls a
+second time. When a step has ended or moved as many messages as it may, the rest of the line is
+served in the next one; only a pull that comes in between may be served before it.
+
+A waiter that only watches is woken, without a claim, when a message became visible
+that no pull took; watchers have a line of their own, under the negative number of their queue.
 One waiter, the timekeeper, is woken to arrange that `tick` is called at the next due time; the
 others need no timer.
 """
@@ -11,6 +17,7 @@ others need no timer.
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from typing import Final, NamedTuple
 
 from penstock.core.due import NEVER_MS, Alarm
 from penstock.core.events import AnyEvent, Claimed, Extended, Moved, QueueRemoved
@@ -18,11 +25,17 @@ from penstock.core.runs import Run
 from penstock.errors import InFlightLimit, PenstockError, QueueDeleted
 from penstock.service import Claim, Pull
 
+# So many holders are remembered besides those that wait.
+_HOLDERS_KEPT: Final = 100
+
 
 class Waiter:
     """A pull that waits: served with claims, timed out with none, or failed."""
 
-    __slots__ = ("_wake", "claims", "command", "deadline_ms", "done", "error", "queue", "sequence")
+    __slots__ = (
+        *("_wake", "claims", "command", "deadline_ms", "done", "error", "queue", "sequence"),
+        "turn",
+    )
 
     def __init__(
         self, command: Pull, queue: int, deadline_ms: int, wake: Callable[[], None]
@@ -34,6 +47,8 @@ class Waiter:
         self.sequence = 0
         self.error: PenstockError | None = None
         self.done = False
+        # Its place in the line; of equal ones, the first to come is served first.
+        self.turn = 0
         self._wake = wake
 
     def finish(
@@ -51,25 +66,58 @@ class Waiter:
         self._wake()
 
 
+class HolderTurns:
+    """The turns of the holders whose pulls wait on one queue."""
+
+    __slots__ = ("_last", "now")
+
+    def __init__(self) -> None:
+        # The turn of the waiter that was served last.
+        self.now = 0
+        self._last: dict[str, int] = {}
+
+    def next_of(self, holder: str | None, waiters: deque[Waiter]) -> int:
+        """The turn of a holder's next pull: after its last one, and not before the current one."""
+        if holder is None:
+            return self.now
+        if len(self._last) > 2 * len(waiters) + _HOLDERS_KEPT:
+            self._last = {each.command.holder or "": each.turn for each in waiters if not each.done}
+        turn = self._last[holder] = max(self.now, self._last.get(holder, -1) + 1)
+        return turn
+
+
+class Tried(NamedTuple):
+    """What a waiter's pull led to when it was tried again."""
+
+    claims: list[Claim]
+    # The sequence that must be durable before the claims are shown.
+    sequence: int
+    refused: PenstockError | None
+    # All that happened, also if there are no claims: messages that expired, moved or were lost.
+    events: Sequence[AnyEvent]
+
+
 class WaitingLine:
     """All waiting pulls of one engine.
 
-    `pull` tries a waiter's command again: its claims, and the sequence that must be durable before
-    they are shown. `has_visible` says of a queue's number whether a message of it is visible.
-    `queues` has the waiters of each queue by its number. It is always the same dict, and empty
-    while no pull waits.
+    `pull` tries a waiter's command again; it must not call `serve`. `has_visible` says of a queue's
+    number whether a message of it is visible. `queues` has the waiters of each queue by its number.
+    It is always the same dict, and empty while no pull waits.
     """
 
     def __init__(
         self,
         alarm: Alarm,
-        pull: Callable[[Pull], tuple[list[Claim], int]],
+        pull: Callable[[Pull], Tried],
         has_visible: Callable[[int], bool],
     ) -> None:
         self.queues: dict[int, deque[Waiter]] = {}
+        self._turns: dict[int, HolderTurns] = {}
         self._alarm = alarm
         self._pull = pull
         self._has_visible = has_visible
+        # The queues that are to be served, in order.
+        self._noted: dict[int, None] = {}
         self._timeouts: list[tuple[int, int, Waiter]] = []
         self._joined = 0
         # The waiter that arranges the next call of `tick`, and for when.
@@ -77,10 +125,20 @@ class WaitingLine:
         self._planned_ms = NEVER_MS
 
     def join(self, waiter: Waiter) -> None:
-        """Puts a waiter at the end of its queue's line."""
-        self.queues.setdefault(waiter.queue, deque()).append(waiter)
+        """Puts a waiter into its queue's line, behind those of the same or an earlier turn."""
+        waiters = self.queues.setdefault(waiter.queue, deque())
+        turns = self._turns.setdefault(waiter.queue, HolderTurns())
+        waiter.turn = turns.next_of(waiter.command.holder, waiters)
+        place = len(waiters)
+        while place and waiters[place - 1].turn > waiter.turn:
+            place -= 1
+        waiters.insert(place, waiter)
         self._joined += 1
         heappush(self._timeouts, (waiter.deadline_ms, self._joined, waiter))
+        if self._has_visible(waiter.queue):
+            # The pull may have ended or moved as many as it may in one step: try again soon.
+            self._noted[waiter.queue] = None
+            self._alarm.next_ms = 0
         self._choose_timekeeper()
 
     def leave(self, waiter: Waiter) -> None:
@@ -123,20 +181,40 @@ class WaitingLine:
             self._timekeeper = timekeeper = next(iter(self.queues.values()))[0]
             timekeeper.wake()
 
-    def serve(self, events: Sequence[AnyEvent]) -> None:
-        """Serves the pulls that waited for what these events made visible."""
+    def serve(self, events: Sequence[AnyEvent] = ()) -> None:
+        """Serves the pulls that waited for what these events made visible.
+
+        It also serves the queues that an earlier call left for later.
+        """
+        self._note(events)
+        noted = self._noted
+        later: dict[int, None] = {}
+        while noted:
+            number = next(iter(noted))
+            del noted[number]
+            if number in later:
+                continue
+            if number in self.queues and not self._serve_queue(number):
+                later[number] = None
+            if -number in self.queues and self._has_visible(number):
+                self._wake_watchers(-number)
+        if later:
+            noted.update(later)
+            # So that `serve` is called again soon.
+            self._alarm.next_ms = 0
+        if self.queues:
+            self._choose_timekeeper()
+
+    def _note(self, events: Sequence[AnyEvent]) -> None:
+        """Notes the queues in which these events may have made a message visible."""
         # The first event of a run is enough: all are of one queue.
         for event in events[:1] if type(events) is Run else events:
             if isinstance(event, QueueRemoved):
                 self._fail_queue(event.queue)
             elif not isinstance(event, Claimed | Extended):
                 number = event.to if isinstance(event, Moved) else event.queue
-                if number in self.queues:
-                    self._serve_queue(number)
-                if -number in self.queues and self._has_visible(number):
-                    self._wake_watchers(-number)
-        if self.queues:
-            self._choose_timekeeper()
+                if number in self.queues or -number in self.queues:
+                    self._noted[number] = None
 
     def _wake_watchers(self, number: int) -> None:
         for waiter in self.queues[number]:
@@ -144,25 +222,30 @@ class WaitingLine:
                 waiter.finish([], 0)
         self._drop_finished(number)
 
-    def _serve_queue(self, number: int) -> None:
-        waiters = self.queues.get(number)
+    def _serve_queue(self, number: int) -> bool:
+        """Serves the pulls of one queue in order, as far as there are messages.
+
+        False if a pull found none because it had ended or moved as many as it may in one step.
+        """
+        is_complete = True
+        waiters, turns = self.queues[number], self._turns[number]
         while waiters:
             waiter = waiters[0]
-            if not waiter.done:
-                try:
-                    claims, sequence = self._pull(waiter.command)
-                except InFlightLimit:
-                    # The next delete or return makes room, and its event serves the line again.
-                    break
-                except PenstockError as refused:
-                    waiter.finish([], 0, refused)
-                    continue
-                if not claims:
-                    break
-                waiter.finish(claims, sequence)
+            if waiter.done:
+                waiters.popleft()
+                continue
+            tried = self._pull(waiter.command)
+            self._note(tried.events)
+            # After an InFlightLimit the next delete or return makes room, and is served again.
+            if type(tried.refused) is InFlightLimit or not (tried.claims or tried.refused):
+                is_complete = not tried.events
+                break
+            waiter.finish(tried.claims, tried.sequence, tried.refused)
+            turns.now = max(turns.now, waiter.turn)
+            if tried.claims:
                 self._answer_alike(waiter, waiters)
-            waiters.popleft()
         self._drop_finished(number)
+        return is_complete
 
     def _answer_alike(self, served: Waiter, waiters: deque[Waiter]) -> None:
         """Gives the same claims to every waiter with the same attempt id."""
@@ -174,6 +257,8 @@ class WaitingLine:
                 waiter.finish(served.claims, served.sequence)
 
     def _fail_queue(self, number: int) -> None:
+        self._turns.pop(number, None)
+        self._turns.pop(-number, None)
         for waiter in (*self.queues.pop(number, ()), *self.queues.pop(-number, ())):
             if not waiter.done:
                 name = waiter.command.queue
@@ -186,7 +271,7 @@ class WaitingLine:
         while waiters and waiters[0].done:
             waiters.popleft()
         if not waiters:
-            del self.queues[number]
+            del self.queues[number], self._turns[number]
         while self._timeouts and self._timeouts[0][2].done:
             heappop(self._timeouts)
 
@@ -194,6 +279,8 @@ class WaitingLine:
         """Ends every wait with this error."""
         waiting = [waiter for waiters in self.queues.values() for waiter in waiters]
         self.queues.clear()
+        self._turns.clear()
+        self._noted.clear()
         for waiter in waiting:
             if not waiter.done:
                 waiter.finish([], 0, error)

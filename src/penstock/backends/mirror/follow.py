@@ -27,7 +27,7 @@ from penstock.core.events import (
 )
 from penstock.core.shard import ShardState
 from penstock.errors import CorruptEntry, InvalidField, StoreUnusable
-from penstock.journal import codec, readers
+from penstock.journal import codec, reader_positions
 from penstock.journal.entry import StoredEntry
 from penstock.journal.place import position_of
 from penstock.journal.reader import JournalReader
@@ -45,9 +45,9 @@ _SEARCHES_MAX: Final = 30
 class MirrorProgress(NamedTuple):
     """The position of a mirror in the primary's journal, and what it has done.
 
-    `behind_bytes` is the size of the durable events that are not mirrored yet, as of the last read;
-    `behind_ms` is the age of the oldest of them. `late_ms` is how old the last mirrored events were
-    when they were mirrored.
+    `behind_bytes` is the size of the durable events that are not mirrored yet, also while the other
+    service cannot be reached; `behind_ms` is the age of the oldest of them. `late_ms` is how old
+    the last mirrored events were when they were mirrored.
     """
 
     position: int
@@ -137,7 +137,9 @@ class MirrorFollower:
         """Creates the primary's queues on the mirror, with their current messages."""
         target, state, file = self._target, self._state, self._file
         # Before the state is restored, so that no file that it needs is dropped meanwhile.
-        readers.register(self._store, file.name, self._reader.first_offset, wall_clock_ms())
+        reader_positions.register(
+            self._store, file.name, self._reader.first_offset, wall_clock_ms()
+        )
         for name in state.queues.values():
             # A copy that was interrupted starts again.
             target.remove(name)
@@ -336,7 +338,7 @@ class MirrorFollower:
         """The mirror's position and counts; safe to read from another thread."""
         counts = self._target.counts
         position = self._state.position
-        behind = max(0, self._reader.durable_offset - position)
+        behind = max(0, self._reader.writer_offset() - position)
         oldest_ms = self._step_event_ms
         behind_ms = max(0, self._now_ms() - oldest_ms) if oldest_ms else 0
         error = counts.last_error

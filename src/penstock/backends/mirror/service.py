@@ -6,7 +6,6 @@ the URL of the mirror, a `&` is written as `%26`.
 """
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -16,14 +15,15 @@ from penstock.backends.mirror.follow import MirrorFollower, MirrorProgress
 from penstock.backends.mirror.state import check_primary, target_of
 from penstock.clock import Clock
 from penstock.errors import InvalidField, PenstockError, UnavailableError
-from penstock.journal.readers import check_reader_name
+from penstock.journal.reader_positions import check_reader_name
+from penstock.output import logger
 from penstock.service import AsyncQueueService, Command, QueueService
 from penstock.url import BackendUrl, load_backend, read_url
 
 R = TypeVar("R")
 NAME: Final = "mirror"
 _REOPEN_S: Final = 1.0
-_logger: Final = logging.getLogger("penstock.mirror")
+_logger: Final = logger("penstock.mirror")
 
 
 class MirrorStopped(Exception):
@@ -88,6 +88,13 @@ class MirrorThread:
             try:
                 service: QueueService = load_backend(self._mirror).open_service(self._mirror, None)
             except UnavailableError as error:
+                if self._waiting_for is None and self._is_logged:
+                    _logger.warning(
+                        "the mirror %s of %s cannot reach its service, and goes on when it can: %s",
+                        self._name,
+                        self._path,
+                        error,
+                    )
                 self._waiting_for = error
                 self.pause(_REOPEN_S)
             else:

@@ -19,14 +19,16 @@ from typing import Final
 import msgspec
 
 from penstock.errors import InvalidField, StoreInUse, StoreUnusable
-from penstock.journal import readers
-from penstock.journal.storage import open_regular
-from penstock.journal.store import store_of, write_once
+from penstock.files import check_named, make_directory_in, open_in, read_in, write_in
+from penstock.journal import reader_positions
+from penstock.journal.store import store_of
 from penstock.url import BackendUrl, without_password
 
 # Receipts are saved so that the next process can end the claims. With more claims than this they
 # are saved only at a normal stop, because each save would be slow.
 HELD_SAVED_MAX: Final = 1_000
+# A normal stop saves a few hundred bytes for each of 120,000 claims.
+_STATE_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 class MirrorState(msgspec.Struct):
@@ -59,14 +61,13 @@ class MirrorFile:
 
     def __init__(self, store: Path, name: str) -> None:
         """Raises InvalidField for the name, StoreInUse if another process mirrors under it."""
-        readers.check_reader_name(name)
+        reader_positions.check_reader_name(name)
         self.store = store
         self.name = name
         self._directory = store / "mirrors"
         try:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._lock = os.open(self._directory / f"{name}.lock", flags, 0o600)
+            make_directory_in(store, "mirrors")
+            self._lock = open_in(store, f"mirrors/{name}.lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StoreUnusable(f"{self._directory}: cannot be used: {error.strerror}") from None
         try:
@@ -100,11 +101,11 @@ class MirrorFile:
         saved = msgspec.structs.replace(state, is_clean=is_clean)
         path = self._directory / f"{self.name}.json"
         try:
-            write_once(path, msgspec.json.encode(saved))
+            write_in(self.store, f"mirrors/{path.name}", msgspec.json.encode(saved))
         except OSError as error:
             raise StoreUnusable(f"{path}: cannot be written: {error.strerror}") from error
         if is_floor:
-            readers.register(self.store, self.name, state.position, wall_clock_ms())
+            reader_positions.register(self.store, self.name, state.position, wall_clock_ms())
 
     def close(self) -> None:
         """Unlocks the name for other processes."""
@@ -115,11 +116,11 @@ def read_state(store: Path, name: str) -> MirrorState | None:
     """The state that a mirror saved last; None if there is none. Raises StoreUnusable."""
     path = store / "mirrors" / f"{name}.json"
     try:
-        with open_regular(path) as file:
-            return msgspec.json.decode(file.read(), type=MirrorState)
+        content = read_in(store, f"mirrors/{name}.json", _STATE_BYTES_MAX)
+        return msgspec.json.decode(content, type=MirrorState)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise StoreUnusable(
             f"{path}: cannot be read as a mirror's state: {error}; to start again, remove it, and "
             "the mirror's queues"
@@ -127,7 +128,11 @@ def read_state(store: Path, name: str) -> MirrorState | None:
 
 
 def require_store(path: str) -> Path:
-    """The directory of the store at a path. Raises StoreUnusable if there is none."""
+    """The store of this user at a path. Raises StoreUnusable if there is none."""
+    try:
+        check_named(path)
+    except OSError as error:
+        raise StoreUnusable(f"{path}: {error.strerror}") from None
     store = store_of(path)
     if store is None:
         raise StoreUnusable(f"{path}: is not a Penstock store")
@@ -139,7 +144,7 @@ def check_start(path: str, name: str, target: str, *, has_moved: bool) -> None:
 
     Raises StoreUnusable or InvalidField.
     """
-    readers.check_reader_name(name)
+    reader_positions.check_reader_name(name)
     state = read_state(require_store(path), name)
     if state is not None:
         _check_target(name, state, target, has_moved)

@@ -53,6 +53,9 @@ class Claims:
         self._receipts = Receipts(secrets.token_bytes(KEY_BYTES))
         self._live: dict[int, LiveClaim] = {}
         self._deleted: OrderedDict[int, None] = OrderedDict()
+        # The messages whose last claim ran out, by the number of that claim, and the other way.
+        self._late: OrderedDict[int, str] = OrderedDict()
+        self._late_numbers: dict[str, int] = {}
         self._next_number = 1
         self._deadlines: list[tuple[int, int]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -79,6 +82,9 @@ class Claims:
         )
         self._live[number] = claim
         line.claims[number] = claim
+        late = self._late_numbers.pop(content.id, None)
+        if late is not None:
+            del self._late[late]
         if visibility_ms:
             # A claim without a visibility timeout is ended by its pull (`return_all`).
             self._note(claim)
@@ -129,6 +135,27 @@ class Claims:
                 self._deleted.popitem(last=False)
         return True
 
+    def delete_late(self, receipt: object) -> str | None:
+        """The message of a claim that ran out, and which was not pulled here since; else None."""
+        if self._timer is not None:
+            self._timer.cancel()
+        # A claim may have reached its deadline just now.
+        self._end_expired()
+        number = self._receipts.read(receipt).number
+        message_id = self._late.pop(number, None)
+        if message_id is not None:
+            del self._late_numbers[message_id]
+            self._deleted[number] = None
+        return message_id
+
+    def note_late(self, claim: LiveClaim) -> None:
+        """Notes that a claim has run out, and that its message returns to its queue."""
+        self._late[claim.number] = claim.content.id
+        self._late_numbers[claim.content.id] = claim.number
+        if len(self._late) > _DELETED_MAX:
+            _, message_id = self._late.popitem(last=False)
+            del self._late_numbers[message_id]
+
     def forget_delete(self, claim: LiveClaim) -> None:
         """Notes that a claim that has ended was not deleted after all."""
         self._deleted.pop(claim.number, None)
@@ -147,9 +174,9 @@ class Claims:
             self._timer.cancel()
         delay_s = max(0, at_ms - self._clock.now_ms()) / 1_000
         self._timer_ms = at_ms
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._settle)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._end_expired)
 
-    def _settle(self) -> None:
+    def _end_expired(self) -> None:
         """Ends the claims whose deadline has passed."""
         self._timer = None
         now_ms = self._clock.now_ms()

@@ -51,8 +51,9 @@ _RESERVED: Final = frozenset(
 class MoreHeader(msgspec.Struct, omit_defaults=True):
     """The content of the header `x-penstock`.
 
-    `receives` is how often the message was pulled before it was last published; `expires_at_ms` is
-    the end of its own time to live.
+    `receives` is how often the message was pulled before it was last published, and `moved_epoch`
+    how often in the queues from which it was moved; `expires_at_ms` is the end of its own time to
+    live.
     """
 
     text: dict[str, str] = {}
@@ -62,6 +63,7 @@ class MoreHeader(msgspec.Struct, omit_defaults=True):
     expires_at_ms: int | None = None
     receives: int = 0
     first_pulled_at_ms: int | None = None
+    moved_epoch: int = 0
 
 
 _NOTHING_MORE: Final = MoreHeader()
@@ -81,6 +83,17 @@ class Content(msgspec.Struct, gc=False):
     expires_at_ms: int | None = None
     receives: int = 0
     first_pulled_at_ms: int | None = None
+    moved_epoch: int = 0
+
+    def moved(self, source: str | None) -> "Content":
+        """The same in another queue, where its pulls are counted anew."""
+        return msgspec.structs.replace(
+            self,
+            source=source,
+            receives=0,
+            first_pulled_at_ms=None,
+            moved_epoch=self.moved_epoch + self.receives,
+        )
 
 
 def new_id(now_ms: int) -> str:
@@ -151,6 +164,7 @@ def _headers(content: Content) -> dict[str, Any] | None:
         expires_at_ms=content.expires_at_ms,
         receives=content.receives,
         first_pulled_at_ms=content.first_pulled_at_ms,
+        moved_epoch=content.moved_epoch,
     )
     headers: dict[str, Any] = {}
     for name, value in content.attributes.items():
@@ -190,6 +204,7 @@ def decode(body: bytes, properties: Any, unnamed: str) -> Content:
         more.expires_at_ms,
         more.receives,
         more.first_pulled_at_ms,
+        more.moved_epoch,
     )
 
 

@@ -1,6 +1,6 @@
 """Behaviours that RabbitMQ cannot have, and those it has with limits.
 
-docs/rabbitmq.md prints these tables; a test compares them.
+docs/how-to/rabbitmq.md prints these tables; a test compares them.
 """
 
 from collections.abc import Mapping
@@ -33,6 +33,10 @@ COMMON: Final[Mapping[str, str]] = {
     "fair groups": _NO_GROUPS,
     "peek": _SHOWN_BY_DELIVERY,
     "peek states": _SHOWN_BY_DELIVERY,
+    "peek pages": _SHOWN_BY_DELIVERY,
+    "by id": "RabbitMQ delivers from the front of a queue only",
+    "dead-letter claims": "a message that was moved is a new one for the broker, and its claims "
+    "are counted from 1 again",
     "delay place": "a message arrives in its queue when its delay ends, and takes its place then",
     "in-flight limit": "AMQP does not report how many messages of a queue other connections hold",
     "dedup": _NO_DEDUP,
@@ -46,6 +50,7 @@ COMMON: Final[Mapping[str, str]] = {
     "capacity in flight": _READY_ONLY,
     "stored bytes": _NOT_IN_AMQP,
     "oldest age": _NOT_IN_AMQP,
+    "pause": "RabbitMQ delivers to every consumer; what this process refused, others would get",
     "history": "RabbitMQ does not keep what happened to its messages",
 }
 QUORUM_ONLY: Final[Mapping[str, str]] = {
@@ -63,8 +68,11 @@ LACKS: Final[Mapping[Kind, Mapping[str, str]]] = {
 WEAKER: Final[Mapping[str, str]] = {
     "receipts": "a claim belongs to the connection that pulled: another process cannot use its "
     "receipt, and if the connection or the process ends, the message is visible at once",
+    "late receipts": "of the SQS API: a delete with the receipt of a claim that ran out is done "
+    "when the message is delivered to the same connection again; if another one pulls it first, "
+    "it comes again",
     "timeout": "kept by the process that pulled; no claim can be held for longer than hold "
-    "(1,500 s), because RabbitMQ requeues a message after its consumer_timeout",
+    "(1,800 s), because RabbitMQ requeues a message after its consumer_timeout",
     "attempts": "known to the connection that pulled, and to no other",
     "dead letters": "moved by the process that held the message last, or by the next one that "
     "pulls it: published, confirmed, then removed, so that a crash between the two leaves it in "

@@ -13,6 +13,7 @@ channel: if the broker closes it, because the queue was removed, other queues lo
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from penstock.backends.rabbitmq.claims import Claims, LiveClaim
@@ -89,7 +90,7 @@ class PullLine:
         clock: Clock,
         move_dead_letter: Callable[["PullLine", Content, AmqpDelivery], Coroutine[Any, Any, None]],
         is_dead_letter: Callable[[RabbitQueue, int], bool],
-        start: Callable[[Coroutine[Any, Any, Any]], None],
+        start: Callable[[Coroutine[Any, Any, Any]], Any],
     ) -> None:
         self.queue = queue
         self.claims: dict[int, LiveClaim] = {}
@@ -115,6 +116,8 @@ class PullLine:
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         # Of returned messages: how often they were pulled, and when for the first time.
         self._returned: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        # Messages that were deleted after their claims had run out.
+        self._dropped_later: OrderedDict[str, None] = OrderedDict()
 
     @property
     def waiting_count(self) -> int:
@@ -341,18 +344,31 @@ class PullLine:
     # Deliveries.
 
     async def _hand_out(self, found: list[AmqpDelivery]) -> None:
-        """Gives deliveries to the waiting pulls, as claims."""
+        """Gives deliveries to the waiting pulls, as claims.
+
+        Raises the error of a dead letter that cannot be moved, after the others were given out.
+        """
+        refused: PenstockError | None = None
         for delivery in found:
+            if delivery.channel.is_closed:
+                # The broker has returned it, and a claim on it could not be ended.
+                raise self._end_of()
             content = self.read(delivery)
             receives = self._receives(content, delivery)
-            if self._has_ended(content):
-                await self.settle(delivery.channel.basic_ack(delivery.delivery_tag, wait=False))
+            if content.id in self._dropped_later or self._has_ended(content):
+                self._dropped_later.pop(content.id, None)
+                await self.write(delivery.channel.basic_ack(delivery.delivery_tag, wait=False))
             elif self._is_dead_letter(self.queue, receives - 1):
                 # If it cannot be moved now, it must not be delivered as a fresh message.
                 content.receives = receives - 1
-                await self._move_dead_letter(self, content, delivery)
+                try:
+                    await self._move_dead_letter(self, content, delivery)
+                except PenstockError as error:
+                    refused = error
             else:
                 await self._claim(content, delivery, receives)
+        if refused is not None:
+            raise refused
 
     async def _claim(self, content: Content, delivery: AmqpDelivery, receives: int) -> None:
         size_bytes = len(content.body) + sum(
@@ -415,7 +431,7 @@ class PullLine:
             content.source,
             content.context,
             claim.ticket,
-            claim.receives,
+            content.moved_epoch + claim.receives,
             claim.deadline_ms,
         )
 
@@ -423,19 +439,26 @@ class PullLine:
 
     async def acknowledge(self, claim: LiveClaim) -> None:
         """Removes the message of an ended claim from the broker."""
-        await self.settle(claim.channel.basic_ack(claim.tag, wait=False))
+        await self.write(claim.channel.basic_ack(claim.tag, wait=False))
 
     async def requeue(self, claim: LiveClaim) -> None:
         """Returns the message of an ended claim to its place in the queue."""
         self.remember_count(claim.content, claim.receives)
-        await self.settle(claim.channel.basic_nack(claim.tag, wait=False))
+        await self.write(claim.channel.basic_nack(claim.tag, wait=False))
 
     async def return_delivery(self, content: Content, delivery: AmqpDelivery) -> None:
         """Returns a message for which no claim was made."""
         self.remember_count(content, content.receives)
-        await self.settle(delivery.channel.basic_nack(delivery.delivery_tag, wait=False))
+        await self.write(delivery.channel.basic_nack(delivery.delivery_tag, wait=False))
 
-    async def settle(self, request: Coroutine[Any, Any, None]) -> None:
+    async def return_all(self, deliveries: Iterable[AmqpDelivery]) -> None:
+        """Returns messages for which no claim was made, wherever that is still needed."""
+        for delivery in deliveries:
+            # If the channel is closed, the broker has returned the message.
+            with suppress(BackendLost):
+                await self.return_delivery(self.read(delivery), delivery)
+
+    async def write(self, request: Coroutine[Any, Any, None]) -> None:
         """Writes a request that has no answer. Raises BackendLost if the channel is closed."""
         try:
             await request
@@ -450,6 +473,12 @@ class PullLine:
         self._returned[content.id] = (receives, first_ms)
         if len(self._returned) > _RETURNED_MAX:
             self._returned.popitem(last=False)
+
+    def drop_later(self, message_id: str) -> None:
+        """Drops a message when it is delivered to this connection again."""
+        self._dropped_later[message_id] = None
+        if len(self._dropped_later) > _RETURNED_MAX:
+            self._dropped_later.popitem(last=False)
 
     def forget_claims(self) -> None:
         """Ends every claim: the channel is closed, and the broker has returned the messages."""

@@ -33,6 +33,7 @@ CLOSE_S: Final = 3.0
 CONNECT_S: Final = 10.0
 # A push of more than this waits until the socket has taken it.
 _DRAIN_BYTES: Final = 65_536
+_CHANNEL_NUMBER_MAX: Final = 65_535
 NOT_FOUND: Final = 404
 _CODES: Final[dict[type, int]] = {
     faults.ChannelAccessRefused: 403,
@@ -92,10 +93,26 @@ class AmqpSession:
         self._on_lost = on_lost
         self._control: Any = None
         self._control_lock = asyncio.Lock()
+        self._last_number = 0
 
     async def channel(self, *, confirms: bool = False) -> Any:
         """Opens a channel. Raises PenstockError."""
-        return await self.call(self._connection.channel(publisher_confirms=confirms))
+        number = self._free_number()
+        return await self.call(self._connection.channel(number, publisher_confirms=confirms))
+
+    def _free_number(self) -> int:
+        """The number of a new channel: each in turn, so that none is used again soon.
+
+        The client library may open a channel with the number of one that the broker has closed
+        before it has confirmed that to the broker, which then closes the connection.
+        """
+        most = self._connection.connection_tune.channel_max or _CHANNEL_NUMBER_MAX
+        used = self._connection.channels
+        for _ in range(most):
+            self._last_number = self._last_number % most + 1
+            if self._last_number not in used:
+                break
+        return self._last_number
 
     async def control(self, request: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
         """Sends a request about queues or exchanges on a channel that holds no claims.

@@ -6,10 +6,8 @@ both places, never in none.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
-
-import msgspec
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar, cast
 
 from penstock.backends.rabbitmq.claims import Claims, LiveClaim
 from penstock.backends.rabbitmq.content import (
@@ -28,6 +26,7 @@ from penstock.backends.rabbitmq.registry import RabbitQueue, Registry
 from penstock.clock import Clock
 from penstock.errors import (
     ClaimTooLong,
+    EngineClosed,
     InvalidField,
     MessageGone,
     MessageTooLarge,
@@ -35,6 +34,7 @@ from penstock.errors import (
     PenstockError,
     QueueFull,
     QueueNotFound,
+    StaleReceipt,
     UnavailableError,
     UnsupportedOperation,
 )
@@ -52,6 +52,7 @@ from penstock.service import (
     check_number,
 )
 
+R = TypeVar("R")
 _NO_ATTRIBUTES: Final[dict[str, str | bytes]] = {}
 
 
@@ -74,7 +75,7 @@ class RabbitMessages:
         self._clock = clock
         self._find = find
         self._line_of = line_of
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._verbs: Final[dict[type, Callable[[Any], Coroutine[Any, Any, Any]]]] = {
             Push: self.push,
             Delete: self.delete,
@@ -82,13 +83,27 @@ class RabbitMessages:
             Release: self.release,
         }
 
-    def start(self, work: Coroutine[Any, Any, Any]) -> None:
+    def start(self, work: Awaitable[Any]) -> "asyncio.Future[Any]":
         """Runs a coroutine in the background; its errors, as of a lost connection, are dropped."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
+    async def finish(self, work: Awaitable[R]) -> R:
+        """Awaits work that runs to its end even if its caller is cancelled. Raises what it raises.
+
+        If the service is closed meanwhile, raises EngineClosed.
+        """
+        task = self.start(work)
+        try:
+            return cast(R, await asyncio.shield(task))
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise EngineClosed("this service was closed") from None
+            raise
+
+    def _ended(self, task: "asyncio.Future[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()
@@ -154,11 +169,21 @@ class RabbitMessages:
         return self.claims.find(await self._line_of(queue), command.receipt)
 
     async def delete(self, command: Delete) -> bool:
-        """Acknowledges a message; returns False if it was deleted already."""
+        """Acknowledges a message; returns False if it was deleted already.
+
+        With a late receipt, the message is dropped when it is delivered again.
+        """
+        line = await self._line_of(await self._find(command.queue))
         try:
-            claim = await self._claim_of(command)
+            claim = self.claims.find(line, command.receipt)
         except MessageGone:
             return False
+        except StaleReceipt:
+            late_id = self.claims.delete_late(command.receipt) if command.late else None
+            if late_id is None:
+                raise
+            line.drop_later(late_id)
+            return True
         self.claims.end(claim, deleted=True)
         try:
             await claim.line.acknowledge(claim)
@@ -215,6 +240,8 @@ class RabbitMessages:
             await line.flush()
 
     def _expired(self, claim: LiveClaim) -> None:
+        if not self.is_dead_letter(claim.line.queue, claim.receives):
+            self.claims.note_late(claim)
         self.start(self._return(claim, 0))
 
     # The end of a claim.
@@ -257,10 +284,7 @@ class RabbitMessages:
             self.start(claim.line.requeue(claim))
 
     def _dead_letter(self, queue: RabbitQueue, content: Content) -> tuple[RabbitQueue, Content]:
-        moved = msgspec.structs.replace(
-            content, source=queue.name, receives=0, first_pulled_at_ms=None
-        )
-        return self._registry.queues[str(queue.settings.dead_letter)], moved
+        return self._registry.queues[str(queue.settings.dead_letter)], content.moved(queue.name)
 
     async def move_dead_letter(
         self, line: PullLine, content: Content, delivery: AmqpDelivery
@@ -271,7 +295,7 @@ class RabbitMessages:
         except PenstockError:
             self.start(line.return_delivery(content, delivery))
             raise
-        await line.settle(delivery.channel.basic_ack(delivery.delivery_tag, wait=False))
+        await line.write(delivery.channel.basic_ack(delivery.delivery_tag, wait=False))
 
     async def move(
         self, to: RabbitQueue, line: PullLine, content: Content, delivery: AmqpDelivery
@@ -280,11 +304,11 @@ class RabbitMessages:
 
         It keeps its id.
         """
-        moved = msgspec.structs.replace(content, source=None, receives=0, first_pulled_at_ms=None)
+        moved = content.moved(None)
         if to.kind == "quorum":
             moved.priority = 0
         await self._publish(to, moved)
-        await line.settle(delivery.channel.basic_ack(delivery.delivery_tag, wait=False))
+        await line.write(delivery.channel.basic_ack(delivery.delivery_tag, wait=False))
 
     async def purge_claims(self, line: PullLine) -> int:
         """Removes the messages of a queue that this connection holds; returns how many."""

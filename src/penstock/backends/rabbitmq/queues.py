@@ -53,6 +53,7 @@ _UNSUPPORTED: Final = {
     "fifo": "fifo",
     "dedup_by_content": "dedup by content",
     "dedup_per_group": "dedup per group",
+    "paused": "pause",
 }
 
 

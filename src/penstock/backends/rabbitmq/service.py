@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 import msgspec
 
 from penstock.backends.portal import Portal
-from penstock.backends.rabbitmq.content import Content
 from penstock.backends.rabbitmq.delays import Delays, level_names
 from penstock.backends.rabbitmq.lacks import COMMON, LACKS
 from penstock.backends.rabbitmq.line import AmqpDelivery, PullLine
@@ -67,6 +66,9 @@ from penstock.service import (
 from penstock.url import BackendUrl
 
 R = TypeVar("R")
+# A pull that is cancelled returns what it has got. All other commands are finished in the
+# background if their callers are cancelled.
+_CANCELLED_ANYWHERE: Final = frozenset({Pull, Push})
 _STATES: Final = ("visible", "delayed", "in_flight")
 _ATTEMPTS_MAX: Final = 100_000
 # RabbitMQ allows 2,047 channels on a connection; each queue that is pulled has one.
@@ -147,7 +149,10 @@ class AsyncRabbit:
             raise InvalidField(f"command: {name} is not known to the RabbitMQ adapter")
         if self._puller.closed:
             raise EngineClosed("this service was closed")
-        return cast(R, await handler(command))
+        if type(command) in _CANCELLED_ANYWHERE:
+            return cast(R, await handler(command))
+        # Half of it could leave a message that nobody holds and the broker does not return.
+        return cast(R, await self._messages.finish(handler(command)))
 
     async def close(self) -> None:
         """Closes the connections; waiting pulls fail with EngineClosed, and claims end."""
@@ -212,7 +217,7 @@ class AsyncRabbit:
         line = await self._line(queue)
         claims = await line.pull(command, visibility_ms, wait_ms)
         if not visibility_ms:
-            await self._messages.return_all(line, claims)
+            await self._messages.finish(self._messages.return_all(line, claims))
         if claims and command.attempt_id is not None:
             key = (queue.name, command.attempt_id)
             self._attempts.remember(key, claims, self._clock.now_ms())
@@ -281,7 +286,7 @@ class AsyncRabbit:
         for name in level_names(queue):
             delayed += await self._queues.count(name)
         return QueueStats(
-            queue.name, visible, delayed, len(line.claims), 0, None, line.waiting_count
+            queue.name, visible, delayed, len(line.claims), None, None, line.waiting_count
         )
 
     async def _purge(self, command: Purge) -> int:
@@ -300,29 +305,28 @@ class AsyncRabbit:
         if to is not None and to.name == queue.name:
             raise InvalidField(f"to: {queue.name!r} is the queue the messages are in")
         line = await self._line(queue)
-        left = min(command.limit, REDRIVE_MAX)
         moved = 0
         has_no_source = False
-        staying: list[tuple[Content, AmqpDelivery]] = []
+        staying: dict[int | None, AmqpDelivery] = {}
         try:
-            while left and (found := await line.fetch_directly(left)):
+            while left := min(command.limit, REDRIVE_MAX) - moved:
+                found = await line.fetch_directly(left)
+                staying |= {each.delivery_tag: each for each in found}
                 for delivery in found:
                     content = line.read(delivery)
                     target = to or self._registry.queues.get(content.source or "")
                     if target is None or target is queue:
                         has_no_source |= content.source is None
-                        staying.append((content, delivery))
-                        continue
-                    staying.append((content, delivery))
-                    await self._messages.move(target, line, content, delivery)
-                    staying.pop()
-                    moved += 1
-                    left -= 1
+                    else:
+                        await self._messages.move(target, line, content, delivery)
+                        del staying[delivery.delivery_tag]
+                        moved += 1
+                if not found:
+                    break
         finally:
-            for content, delivery in staying:
-                await line.return_delivery(content, delivery)
-            if staying:
-                await line.flush()
+            await line.return_all(staying.values())
+        if staying:
+            await line.flush()
         if not moved and has_no_source:
             raise InvalidField(
                 f"to: the messages of {queue.name!r} have no source queue; name a target queue"

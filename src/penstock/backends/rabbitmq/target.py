@@ -5,7 +5,7 @@
       ?nodes=HOST:PORT,HOST:PORT        other nodes of the cluster, if the first cannot be reached
       ?queues=quorum                    the kind of new queues: classic (default) or quorum
       ?timeout=SECONDS                  how long to wait for an answer of the broker (30)
-      ?hold=SECONDS                     how long a message may be held at most (1,500)
+      ?hold=SECONDS                     how long a message may be held at most (1,800)
 
 Errors never show the password.
 """
@@ -15,12 +15,13 @@ from typing import Final, Literal, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from penstock.errors import InvalidField
+from penstock.files import check_named
 from penstock.url import BackendUrl
 
 TIMEOUT_S: Final = 30
 # RabbitMQ closes a channel that holds a message for longer than its consumer_timeout, which is
-# 30 minutes by default; it checks once a minute.
-HOLD_S: Final = 1_500
+# 30 minutes by default. It checks once a minute, so that a claim that ends just then is rarely met.
+HOLD_S: Final = 1_800
 PORTS: Final = {"amqp": 5672, "amqps": 5671}
 Kind = Literal["classic", "quorum"]
 KINDS: Final[tuple[Kind, ...]] = ("classic", "quorum")
@@ -62,9 +63,12 @@ class RabbitTarget(NamedTuple):
         if self.scheme != "amqps":
             return None
         try:
+            if self.ca_file is not None:
+                check_named(self.ca_file)
             return ssl.create_default_context(cafile=self.ca_file)
         except OSError as error:
-            raise InvalidField(f"url: ca_file={self.ca_file!r} cannot be read: {error}") from None
+            reason = error.strerror or error
+            raise InvalidField(f"url: ca_file={self.ca_file!r} cannot be read: {reason}") from None
 
 
 def read_target(url: BackendUrl) -> RabbitTarget:

@@ -10,11 +10,11 @@ User and password may contain percent escapes. Errors never show them.
 
 import re
 import ssl
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from penstock.errors import InvalidField
+from penstock.files import check_named, read_secret
 from penstock.service import check_number
 from penstock.url import BackendUrl, without_password
 
@@ -26,7 +26,7 @@ _HISTORY_MAX: Final = 10_000_000
 _REPLICAS_MAX: Final = 100
 _OPTIONS: Final = frozenset(
     {
-        *("prefix", "timeout", "history", "replicas", "password_file"),
+        *("prefix", "timeout", "history", "replicas", "password_file", "evictable"),
         *("tls", "ca_file", "cert_file", "key_file"),
     }
 )
@@ -46,6 +46,7 @@ class RedisTarget(NamedTuple):
     timeout_s: float
     history_max: int
     replicas: int
+    evictable: bool
     shown: str
     credentials: dict[str, Any]
     tls: dict[str, Any]
@@ -91,6 +92,7 @@ def _read(url: BackendUrl, shown: str) -> RedisTarget:
         float(timeout_s),
         check_number("history", url.whole_number("history", 0), 0, _HISTORY_MAX),
         check_number("replicas", url.whole_number("replicas", 0), 0, _REPLICAS_MAX),
+        url.is_on("evictable"),
         shown,
         _credentials(userinfo if at else "", url.options.get("password_file")),
         _tls(url),
@@ -123,7 +125,7 @@ def _credentials(userinfo: str, password_file: str | None) -> dict[str, Any]:
         given["password"] = unquote(password)
     if password_file is not None:
         try:
-            given["password"] = Path(password_file).read_text(encoding="utf-8").strip()
+            given["password"] = read_secret(password_file)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
             raise InvalidField(
@@ -141,9 +143,13 @@ def _tls(url: BackendUrl) -> dict[str, Any]:
         return {}
     name, file = "ca_file", ca_file
     try:
+        if ca_file is not None:
+            check_named(ca_file)
         context = ssl.create_default_context(cafile=ca_file)
         if cert_file is not None:
             name, file = "cert_file", cert_file
+            check_named(cert_file)
+            check_named(key_file or cert_file)
             # A key with a passphrase is refused: there is no way to ask the user for it.
             context.load_cert_chain(cert_file, key_file, password=lambda: "")
     except (OSError, ValueError) as error:

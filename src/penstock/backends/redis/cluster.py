@@ -1,6 +1,7 @@
 """A Redis Cluster: which server has which slot, learned from any node and from redirections."""
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from penstock.errors import BackendLost, UnavailableError
 
 _REDIRECTIONS_MAX: Final = 16
 _PAUSE_S: Final = 0.05
+# A node that has not answered for so long may be gone: another one is asked too.
+_NEXT_NODE_S: Final = 0.1
 
 
 class ClusterLink:
@@ -113,22 +116,39 @@ class ClusterLink:
         await asyncio.shield(self._learning)
 
     async def _ask_slots(self) -> None:
-        error: Exception = BackendLost(f"{self._target.shown}: no node of the cluster answers")
-        for address in dict.fromkeys([*self._target.hosts, *self._servers]):
-            try:
-                (reply,) = await self._server(address).send([("CLUSTER", "SLOTS")])
-            except UnavailableError as lost:
-                error = lost
-                continue
-            if isinstance(reply, faults.RedisError):
-                error = BackendLost(f"{self._target.shown}: {reply}")
-                continue
-            for low, high, (host, port, *_), *_ in reply:
-                # An empty host means the server that replied.
-                where = (host.decode() if host else address[0], int(port))
-                self._slots.update(dict.fromkeys(range(low, high + 1), where))
-            return
-        raise error
+        """Asks one node after another, without waiting long for one that may be gone."""
+        addresses = deque(dict.fromkeys([*self._target.hosts, *self._servers]))
+        loop = asyncio.get_running_loop()
+        asked: set[asyncio.Task[None]] = set()
+        error: Exception | None = None
+        try:
+            while addresses or asked:
+                if addresses:
+                    asked.add(loop.create_task(self._ask_slots_of(addresses.popleft())))
+                done, asked = await asyncio.wait(
+                    asked,
+                    timeout=_NEXT_NODE_S if addresses else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for answer in done:
+                    try:
+                        return answer.result()
+                    except UnavailableError as lost:
+                        error = lost
+        finally:
+            for task in asked:
+                task.cancel()
+        raise error or BackendLost(f"{self._target.shown}: no node of the cluster answers")
+
+    async def _ask_slots_of(self, address: HostPort) -> None:
+        """Notes the map of the slots that one node has. Raises UnavailableError."""
+        (reply,) = await self._server(address).send([("CLUSTER", "SLOTS")])
+        if isinstance(reply, faults.RedisError):
+            raise BackendLost(f"{self._target.shown}: {reply}")
+        for low, high, (host, port, *_), *_ in reply:
+            # An empty host means the server that replied.
+            where = (host.decode() if host else address[0], int(port))
+            self._slots.update(dict.fromkeys(range(low, high + 1), where))
 
     async def close(self) -> None:
         """Ends every connection."""

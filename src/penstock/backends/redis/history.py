@@ -83,10 +83,15 @@ class RedisHistory:
 
 
 def _event(queue: RedisQueue, entry: dict[str, str]) -> HistoryEvent:
+    detail = entry["detail"]
+    name, _, value = detail.partition("=")
     return HistoryEvent(
         int(entry["at"]),
         entry["kind"],
         queue.name,
         int(entry["epoch"]) if entry["epoch"] else None,
-        entry["detail"],
+        detail,
+        deadline_ms=int(value) if name == "deadline_ms" else None,
+        holder=value if name == "holder" else None,
+        to=value if name == "to" else None,
     )

@@ -30,9 +30,11 @@ from penstock.errors import (
     InvalidReceipt,
     MessageGone,
     MessageTooLarge,
+    PenstockError,
     QueueFull,
     RequestError,
     StaleReceipt,
+    UnavailableError,
 )
 from penstock.service import (
     BATCH_ITEMS_MAX,
@@ -60,6 +62,9 @@ _BYTES: Final = {bytes}
 _PART_BYTES_MAX: Final = 16 * 1024 * 1024
 # Redis takes no argument of over 512 MiB.
 _ARGUMENT_BYTES_MAX: Final = 256 * 1024 * 1024
+_UNANSWERED: Final = object()
+# Of a push that is repeated with a dedup id: no caller sees it.
+_NEEDS_CONTENT_ID: Final = RequestError("dedup_id: the queue needs one")
 _GONE: Final = (
     "receipt: the message of this claim is gone from the queue: deleted, expired, purged or moved "
     "to another queue"
@@ -92,13 +97,7 @@ class RedisMessages:
         """The reply to a message that was sent to `push_plain.lua`. Raises PenstockError."""
         if type(answer) is int:
             return PushReply(queue.ids.show(answer), answer, False)
-        queue, results = await self._results(queue, [answer])
-        result = results[0]
-        if result == b"content":
-            (result,) = await self._push_all(queue.name, [_with_content_id(command)])
-        else:
-            result = _pushed(queue, check_push(command), result)
-        reply: PushReply = raised(result)
+        reply: PushReply = raised((await self._pushed_all(queue, [command], [b""], [answer]))[0])
         return reply
 
     async def push_many(self, command: PushMany) -> Sequence[Any]:
@@ -115,13 +114,15 @@ class RedisMessages:
         queue = await self._queues.find(command.queue)
         if queue.info.settings.dedup_by_content:
             return await self._push_each(command.pushes())
-        queue, results = await self._send(queue, list(map(encode_bare, bodies)))
+        answers = await self._send(queue, list(map(encode_bare, bodies)))
+        queue, results = await self._results(queue, answers)
         if type(results[0]) is int and type(results[-1]) is int:
             numbers = range(results[0], results[-1] + 1)
             if results[0] > 0 and len(numbers) == len(results):
                 return NumberedReplies(queue.ids.prefix, numbers)
         if b"content" in results:
-            return await self._push_each(command.pushes())
+            pushes = command.pushes()
+            return await self._pushed_all(queue, pushes, [b""] * len(pushes), answers)
         sizes = list(map(len, bodies))
         return [_pushed(queue, size, each) for size, each in zip(sizes, results, strict=True)]
 
@@ -130,31 +131,47 @@ class RedisMessages:
 
     async def _push_all(self, name: str, commands: Sequence[Push]) -> list[Any]:
         queue = await self._queues.find(name)
-        by_content = queue.info.settings.dedup_by_content
-        items = [_push_item(command, by_content) for command in commands]
+        items = [_push_item(queue, command) for command in commands]
         sent = [item for item in items if isinstance(item, bytes)]
-        if not sent:
-            return items
-        queue, results = await self._send(queue, sent)
-        if not by_content and b"content" in results:
-            # The queue has just been set to dedup by content. Messages without a dedup id were not
-            # pushed, and those with one are recognised when they are sent again.
-            hashed = [_with_content_id(command) for command in commands]
-            return await self._push_all(name, hashed)
-        return _pushed_all(queue, commands, items, results)
+        answers = await self._send(queue, sent) if sent else []
+        return await self._pushed_all(queue, commands, items, answers)
 
-    async def _send(self, queue: RedisQueue, items: list[bytes]) -> tuple[RedisQueue, list[Any]]:
-        """The replies to pushes, and their queue: in one call, or several if they are large.
+    async def _pushed_all(
+        self,
+        queue: RedisQueue,
+        commands: Sequence[Push],
+        items: Sequence[_Item],
+        answers: Sequence[Any],
+    ) -> list[Any]:
+        """The results of pushes, from the answers to those that were not refused here."""
+        queue, results = await self._results(queue, answers)
+        given = iter(results)
+        replies = [
+            item
+            if isinstance(item, RequestError)
+            else _pushed(queue, check_push(command), next(given))
+            for command, item in zip(commands, items, strict=True)
+        ]
+        refused = [place for place, reply in enumerate(replies) if reply is _NEEDS_CONTENT_ID]
+        if refused:
+            # The queue has just been set to dedup by content.
+            hashed = [_with_content_id(commands[place]) for place in refused]
+            for place, reply in zip(refused, await self._run_of(queue.name, hashed), strict=True):
+                replies[place] = reply
+        return replies
 
-        Raises RequestError or UnavailableError; then some of several calls may have been done.
-        """
+    async def _send(self, queue: RedisQueue, items: list[bytes]) -> list[Any]:
+        """The answers to pushes: to one call, or to several if they are large."""
         calls = [("push", [part]) for part in _parts(items)]
-        return await self._results(queue, await self._queues.run_all(queue.keys, calls))
+        return await self._queues.run_all(queue.keys, calls)
 
     async def _results(
         self, queue: RedisQueue, answers: Sequence[Any]
     ) -> tuple[RedisQueue, list[Any]]:
-        """The result of `push.lua` for each message, and their queue. Raises as `_send` does."""
+        """The result of `push.lua` for each message, and their queue.
+
+        Raises RequestError or UnavailableError; then some of several calls may have been done.
+        """
         results: list[Any] = []
         for answer in answers:
             reply = self._queues.checked(queue, checked_reply(self._queues.target, answer))
@@ -178,30 +195,38 @@ class RedisMessages:
     async def _claims(self, name: str, commands: Sequence[Delete | Extend | Release]) -> list[Any]:
         queue = await self._queues.find(name)
         items = [_claim_item(queue, command) for command in commands]
-        sent = [item for item in items if isinstance(item, bytes)]
-        if not sent:
-            return await self._reread(queue, commands, items)
-        reply = await self._queues.run_on(
-            queue, "receipts", queue.identity.partition(b":")[0], b"".join(sent)
-        )
-        await self._moves.carry_owed(queue, reply)
-        return _changed_all(queue, commands, items, reply[3:])
+        (answer,) = await self._queues.run_all(queue.keys, [_claims_call(queue, items)])
+        return await self._changed_all(queue, commands, items, answer)
 
-    async def _reread(
-        self, queue: RedisQueue, commands: Sequence[Any], items: Sequence[_Item]
+    async def _changed_all(
+        self, queue: RedisQueue, commands: Sequence[Any], items: Sequence[_Item], answer: Any
     ) -> list[Any]:
-        """The refusals; or tries again, if the queue was removed and made again since."""
-        again = await self._queues.read(queue.name)
-        if again.number == queue.number:
-            return list(items)
-        return await self._claims(queue.name, commands)
+        """The results of claims, from the answer to those that were not refused here."""
+        reply = self._queues.checked(queue, checked_reply(self._queues.target, answer))
+        now = await self._queues.same_as(queue, reply)
+        await self._moves.carry_owed(now, reply)
+        given = iter(reply[3:])
+        replies = [
+            item if isinstance(item, RequestError) else _changed(queue, command, next(given))
+            for command, item in zip(commands, items, strict=True)
+        ]
+        refused = [place for place, item in enumerate(items) if isinstance(item, RequestError)]
+        if refused and now is not queue:
+            # The queue was removed and made again since it was read: they may be for the new one.
+            again = await self._run_of(queue.name, [commands[place] for place in refused])
+            for place, result in zip(refused, again, strict=True):
+                replies[place] = result
+        return replies
 
     async def batch(self, command: Batch) -> list[Any]:
-        """Runs each item; its reply, or the RequestError that refused it, in its place."""
+        """Runs each item; its reply, or the error that refused it, in its place.
+
+        An item whose answer did not come has that error. Raises UnavailableError if none came.
+        """
         items: Any = command.items
         if type(items) is not list or len(items) > BATCH_ITEMS_MAX:
             raise InvalidField(f"items: expected a list of at most {BATCH_ITEMS_MAX} commands")
-        results: list[Any] = [None] * len(items)
+        results: list[Any] = [_UNANSWERED] * len(items)
         by_queue: dict[str, list[int]] = {}
         for place, item in enumerate(items):
             if type(item) not in (Push, Delete, Extend, Release):
@@ -212,34 +237,30 @@ class RedisMessages:
         await asyncio.gather(
             *(self._batch_of(name, places, items, results) for name, places in by_queue.items())
         )
+        if results and all(isinstance(result, UnavailableError) for result in results):
+            raise results[0]
         return results
 
     async def _batch_of(
         self, name: str, places: list[int], items: list[Any], results: list[Any]
     ) -> None:
         """The items of one queue: runs of pushes and runs of claims, in one pipeline."""
-        try:
-            queue = await self._queues.find(name)
-        except RequestError as refused:
-            for place in places:
-                results[place] = refused
-            return
         runs = _runs(places, items)
-        if len(runs) == 1:
-            run = [items[place] for place in places]
-            replies = await self._run_of(name, run)
-            for place, reply in zip(places, replies, strict=True):
-                results[place] = reply
-            return
-        if any(_is_large(items[place]) for place in places):
+        try:
+            if len(runs) > 1 and not any(_is_large(items[place]) for place in places):
+                await self._pipeline(await self._queues.find(name), runs, items, results)
+                return
             for run in runs:
                 replies = await self._run_of(name, [items[place] for place in run])
                 for place, reply in zip(run, replies, strict=True):
                     results[place] = reply
-            return
-        await self._pipeline(queue, runs, items, results)
+        except PenstockError as error:
+            for place in places:
+                if results[place] is _UNANSWERED:
+                    results[place] = error
 
     async def _run_of(self, name: str, run: list[Any]) -> list[Any]:
+        """The results of pushes, or of claims. Raises UnavailableError."""
         try:
             if type(run[0]) is Push:
                 return await self._push_all(name, run)
@@ -250,30 +271,27 @@ class RedisMessages:
     async def _pipeline(
         self, queue: RedisQueue, runs: list[list[int]], items: list[Any], results: list[Any]
     ) -> None:
-        by_content = queue.info.settings.dedup_by_content
+        commands = [[items[place] for place in run] for run in runs]
         calls: list[tuple[str, Sequence[Any]]] = []
         encoded: list[list[_Item]] = []
-        for run in runs:
-            if type(items[run[0]]) is Push:
-                made = [_push_item(items[place], by_content) for place in run]
+        for run in commands:
+            if type(run[0]) is Push:
+                made = [_push_item(queue, command) for command in run]
                 calls.append(("push", [_joined(made)]))
             else:
-                made = [_claim_item(queue, items[place]) for place in run]
-                number = queue.identity.partition(b":")[0]
-                calls.append(("receipts", [number, _joined(made)]))
+                made = [_claim_item(queue, command) for command in run]
+                calls.append(_claims_call(queue, made))
             encoded.append(made)
-        replies = await self._queues.run_all(queue.keys, calls)
-        for run, made, answer in zip(runs, encoded, replies, strict=True):
+        answers = await self._queues.run_all(queue.keys, calls)
+        for places, run, made, answer in zip(runs, commands, encoded, answers, strict=True):
             try:
-                reply = self._queues.checked(queue, checked_reply(self._queues.target, answer))
-            except RequestError as refused:
-                done: list[Any] = [refused] * len(run)
-            else:
-                await self._moves.carry_owed(queue, reply)
-                commands = [items[place] for place in run]
-                finish = _pushed_all if type(commands[0]) is Push else _changed_all
-                done = finish(queue, commands, made, reply[3:])
-            for place, result in zip(run, done, strict=True):
+                if type(run[0]) is Push:
+                    done = await self._pushed_all(queue, run, made, [answer])
+                else:
+                    done = await self._changed_all(queue, run, made, answer)
+            except PenstockError as error:
+                done = [error] * len(run)
+            for place, result in zip(places, done, strict=True):
                 results[place] = result
 
 
@@ -322,13 +340,13 @@ def _runs(places: list[int], items: list[Any]) -> list[list[int]]:
     return runs
 
 
-def _push_item(command: Push, by_content: bool) -> _Item:
+def _push_item(queue: RedisQueue, command: Push) -> _Item:
     try:
         size = check_push(command)
     except RequestError as refused:
         return refused
     dedup_id = command.dedup_id
-    if dedup_id is None and by_content:
+    if dedup_id is None and queue.info.settings.dedup_by_content:
         dedup_id = content_id(command.body)
     return encode_push(command, size, dedup_id)
 
@@ -404,24 +422,15 @@ def check_push(command: Push) -> int:
     return size
 
 
-def _pushed_all(
-    queue: RedisQueue, commands: Sequence[Push], items: Sequence[_Item], replies: Sequence[Any]
-) -> list[Any]:
-    answers = iter(replies)
-    return [
-        item
-        if isinstance(item, RequestError)
-        else _pushed(queue, check_push(command), next(answers))
-        for command, item in zip(commands, items, strict=True)
-    ]
-
-
 def _pushed(queue: RedisQueue, size: int, reply: Any) -> PushReply | RequestError:
+    """The result of one push; `_NEEDS_CONTENT_ID` if it is to be sent with a dedup id."""
     if type(reply) is int:
         number = abs(reply)
         return PushReply(queue.ids.show(number), number, reply < 0)
     name = queue.name
     why, *figures = reply.decode().split(":")
+    if why == "content":
+        return _NEEDS_CONTENT_ID
     if why == "large":
         return MessageTooLarge(
             f"body: {figures[0]} bytes with its attributes; the queue {name!r} "
@@ -440,6 +449,10 @@ def _pushed(queue: RedisQueue, size: int, reply: Any) -> PushReply | RequestErro
         f"queue: {name!r} is full with {figures[0]} bytes, {size} more do "
         f"not fit (max_bytes={figures[1]}); delete some, or raise the limit"
     )
+
+
+def _claims_call(queue: RedisQueue, items: Sequence[_Item]) -> tuple[str, Sequence[Any]]:
+    return "receipts", [queue.identity.partition(b":")[0], _joined(items)]
 
 
 def _claim_item(queue: RedisQueue, command: Delete | Extend | Release) -> _Item:
@@ -463,16 +476,6 @@ def read_receipt(queue: RedisQueue, receipt: object) -> Ticket:
     if ticket.queue != queue.number:
         raise InvalidReceipt(f"receipt: it is for a claim in another queue than {queue.name!r}")
     return ticket
-
-
-def _changed_all(
-    queue: RedisQueue, commands: Sequence[Any], items: Sequence[_Item], replies: Sequence[Any]
-) -> list[Any]:
-    answers = iter(replies)
-    return [
-        item if isinstance(item, RequestError) else _changed(queue, command, next(answers))
-        for command, item in zip(commands, items, strict=True)
-    ]
 
 
 def _changed(queue: RedisQueue, command: Delete | Extend | Release, reply: Any) -> Any:

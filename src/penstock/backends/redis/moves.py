@@ -89,8 +89,9 @@ class RedisMoves:
                     f"to: {to.name!r} and {queue.name!r} must both be fifo, or neither"
                 )
             reply = await self._queues.run_on(queue, "redrive", limit, to.name)
-        if reply[2]:
-            await self.carry(queue)
+        if reply[2] and await self.carry(queue) and command.to is not None:
+            # It was deleted meanwhile, and what was on its way is back.
+            await self._queues.read(command.to)
         moved, kept = reply[3], reply[4]
         if kept and not moved:
             raise InvalidField(

@@ -47,6 +47,7 @@ from penstock.service import (
 
 # The first version in which scripts have flags.
 VERSION_MIN: Final = 7
+_INFO: Final = re.compile(r"^(\w+):(.*?)\r?$", re.MULTILINE)
 _KNOWN_MAX: Final = 10_000
 _ATTEMPTS_MAX: Final = 20
 _PAGE: Final = 1_000
@@ -74,6 +75,7 @@ _READ_BY_SCRIPTS: Final = (
     "fifo",
     "dedup_by_content",
     "dedup_per_group",
+    "paused",
 )
 
 
@@ -92,16 +94,28 @@ class RedisQueues:
         # The arguments that every script has after the time.
         self._shared = packed(target.history_max, self.channel)
 
-    async def check_version(self) -> None:
-        """Raises RequestError if the server is too old for the scripts, UnavailableError."""
-        (reply,) = await self._link.send(self._names, [("INFO", "server")])
-        if isinstance(reply, faults.NoPermissionError):
+    async def check_server(self) -> None:
+        """Raises RequestError if the server is too old, or evicts keys; UnavailableError."""
+        commands = [("INFO", "server"), ("INFO", "memory")]
+        replies = await self._link.send(self._names, commands)
+        if any(isinstance(reply, faults.NoPermissionError) for reply in replies):
             return
-        found = re.search(rb"redis_version:([0-9]+)", checked_reply(self.target, reply))
-        if found is not None and int(found[1]) < VERSION_MIN:
+        text = b"\n".join(checked_reply(self.target, reply) for reply in replies).decode()
+        info = dict(_INFO.findall(text))
+        version = info.get("redis_version", "")
+        major = version.partition(".")[0]
+        if major.isdigit() and int(major) < VERSION_MIN:
             raise RequestError(
-                f"{self.target.shown}: this is Redis {found[1].decode()}; "
-                f"{VERSION_MIN}.0 or later is needed"
+                f"{self.target.shown}: this is Redis {major}; {VERSION_MIN}.0 or later is needed"
+            )
+        policy = info.get("maxmemory_policy", "")
+        is_limited = info.get("maxmemory", "0") != "0"
+        # The other policies evict only keys with a time to live, and queues have none.
+        if is_limited and policy.startswith("allkeys") and not self.target.evictable:
+            raise RequestError(
+                f"{self.target.shown}: this Redis has the maxmemory-policy {policy}, by which it "
+                "removes whole queues when its maxmemory is reached; set maxmemory-policy "
+                "noeviction there, or accept the loss with evictable=1 in the URL"
             )
 
     # Calling scripts.

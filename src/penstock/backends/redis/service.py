@@ -54,6 +54,7 @@ from penstock.service import (
     Release,
     Stats,
     check_number,
+    refuse_command,
 )
 from penstock.url import BackendUrl
 
@@ -108,7 +109,7 @@ class AsyncRedis:
         self._sweeper = Sweeper(link, queues, self._moves, clock)
         if target.history_max:
             # In the protocol it is a class attribute; here it depends on the URL.
-            vars(self)["LACKS"] = {}
+            vars(self)["LACKS"] = {key: reason for key, reason in LACKS.items() if key != "history"}
         self._unsubscribe = None if clock is None else clock.subscribe(self._waits.clock_moved)
         self._handlers: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Push: messages.push,
@@ -132,17 +133,15 @@ class AsyncRedis:
         }
 
     async def check(self) -> None:
-        """Checks that the server answers and is new enough. Raises RequestError or BackendLost."""
-        await self._queues.check_version()
+        """Checks that the server answers and can keep queues; raises what opening does."""
+        await self._queues.check_server()
         await self._queues.describe_all(DescribeQueues(limit=1))
 
     async def execute(self, command: Command[R]) -> R:
         """Executes the command. Raises a PenstockError."""
         handler = self._handlers.get(type(command))
         if handler is None:
-            raise InvalidField(
-                f"command: the Redis adapter has no command {type(command).__name__}"
-            )
+            refuse_command(command, self.LACKS, "the Redis adapter")
         if self._sweeper.is_due:
             await self._sweeper.catch_up()
         return cast(R, await handler(command))
@@ -178,11 +177,20 @@ class AsyncRedis:
             if not (await self._moves.carry_owed(queue, reply) or reply[3]):
                 break
             reply = await self._queues.run_on(queue, "stats")
+        if reply[0] != queue.identity:
+            queue = await self._queues.find(queue.name)
         now_ms = int(reply[1])
         visible, delayed, in_flight, stored_bytes, oldest_ms, waiting = reply[4:]
         age_ms = None if oldest_ms == b"0" else now_ms - int(oldest_ms)
         return QueueStats(
-            queue.name, visible, delayed, in_flight, int(stored_bytes), age_ms, waiting
+            queue.name,
+            visible,
+            delayed,
+            in_flight,
+            int(stored_bytes),
+            age_ms,
+            waiting,
+            paused=queue.info.settings.paused,
         )
 
     async def _purge(self, command: Purge) -> int:

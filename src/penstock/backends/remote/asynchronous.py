@@ -10,7 +10,6 @@ pull are released.
 import asyncio
 import time
 from collections.abc import Mapping
-from itertools import count
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends.remote.endpoints import ServerEndpoint
@@ -18,34 +17,22 @@ from penstock.backends.remote.pulls import rest_of
 from penstock.backends.remote.retry import (
     RECONNECT_S,
     REOPEN_PAUSE_S,
-    SOFTWARE,
     TIMEOUT_S,
     ConnectionLost,
     Repetition,
-    check_welcome,
-    too_new,
-    unknown_commands,
 )
+from penstock.backends.remote.session import ClientSession
 from penstock.errors import BackendLost, EngineClosed, PenstockError, StaleReceipt
-from penstock.service import REDRIVE_MAX, Claim, Command, Pull, PushMany, Release
-from penstock.wire.frames.bodies import DECODE_REPLY, as_sent, encode_command
+from penstock.service import REDRIVE_MAX, Claim, Command, Pull, Release
+from penstock.wire.frames.bodies import DECODE_REPLY
 from penstock.wire.frames.frames import (
     CANCEL,
-    ERROR,
-    GOODBYE,
     REPLY,
-    REQUEST_MAX,
     STATUS,
     Body,
-    FrameDecoder,
-    Hello,
-    Welcome,
     decode_answer,
     decode_status,
-    decode_welcome,
-    encode_hello,
     pack,
-    server_limits,
 )
 
 R = TypeVar("R")
@@ -58,20 +45,15 @@ class _Link(asyncio.Protocol):
 
     def __init__(self, endpoint: ServerEndpoint, timeout_s: float) -> None:
         self.lost: str | None = None
-        self.refused: PenstockError | None = None
-        self.welcome: Welcome | None = None
-        self._unknown_commands: frozenset[type] = frozenset()
+        self._session = ClientSession(endpoint)
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
-        self._decoder = FrameDecoder("server", server_limits())
-        self._requests = count(1)
         self._pending: dict[int, asyncio.Future[Answer]] = {}
         self._pulls: set[int] = set()
         self._abandoned: set[int] = set()
         self._unsent: set[int] = set()
         self._out: list[bytes] = []
-        self._goodbye_received = False
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._bytes_received = True
@@ -84,7 +66,7 @@ class _Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_MAX)
-        self._transport.write(encode_hello(Hello(SOFTWARE, self._endpoint.token)))
+        self._transport.write(self._session.hello())
         self._watch = self._loop.call_later(self._tick_s, self._check_silence)
 
     # Requests.
@@ -95,16 +77,10 @@ class _Link(asyncio.Protocol):
         Raises ConnectionLost, UnsupportedOperation if the server is too old, or what the server
         raised.
         """
-        welcome = cast(Welcome, self.welcome)
-        if type(command) in self._unknown_commands:
-            raise too_new(self._endpoint, welcome, command)
         request = self._next_request()
-        sent: Command[Any] = command
-        if type(command) is PushMany:
-            sent = as_sent(command)
-        frame = encode_command(request, sent, welcome.frame_bytes_max)
-        kind, body = await self.request(request, frame, is_pull=type(sent) is Pull)
-        return cast(R, decode_answer(kind, body, DECODE_REPLY[type(sent)]))
+        frame, decode = self._session.encode(request, command)
+        kind, body = await self.request(request, frame, is_pull=type(command) is Pull)
+        return cast(R, decode_answer(kind, body, decode))
 
     async def status(self) -> dict[str, Any]:
         """The server's own figures."""
@@ -114,10 +90,7 @@ class _Link(asyncio.Protocol):
         return status
 
     def _next_request(self) -> int:
-        request = next(self._requests) & REQUEST_MAX
-        while not request or request in self._pending or request in self._abandoned:
-            request = next(self._requests) & REQUEST_MAX
-        return request
+        return self._session.next_number(self._pending, self._abandoned)
 
     async def request(self, request: int, frame: bytes, *, is_pull: bool = False) -> Answer:
         """Sends a frame and waits for its answer."""
@@ -143,9 +116,9 @@ class _Link(asyncio.Protocol):
                 self._release_claims(*answer.result())
             raise
         except _GoneError as gone:
-            if self.refused is not None:
-                raise self.refused from None
-            may_be_done = gone.sent and not self._goodbye_received
+            if self._session.refused is not None:
+                raise self._session.refused from None
+            may_be_done = gone.sent and not self._session.goodbye_received
             raise ConnectionLost(self, may_be_done, cast(str, self.lost), started_s) from None
 
     def _send(self, frame: bytes) -> None:
@@ -169,14 +142,15 @@ class _Link(asyncio.Protocol):
         if self.lost is not None:
             return
         for claim in claims:
-            request = self._next_request()
-            self._send(encode_command(request, Release(claim.queue, claim.proof)))
+            frame, _ = self._session.encode(self._next_request(), Release(claim.queue, claim.proof))
+            self._send(frame)
 
     # Answers.
 
     def data_received(self, data: bytes) -> None:
         self._bytes_received = True
-        frames = self._decoder.feed(data)
+        session = self._session
+        frames = session.decoder.feed(data)
         if not self.welcomed.done() and frames:
             self._take_welcome(frames.pop(0))
         for kind, request, body in frames:
@@ -194,32 +168,19 @@ class _Link(asyncio.Protocol):
                 self._pulls.discard(request)
                 self._release_claims(kind, body)
             elif not request:
-                self._take_connection_frame(kind, body)
-        if self._decoder.error is not None:
-            self.refused = self._decoder.error
-            self.drop(str(self.refused))
+                session.note(kind, body)
+        if session.decoder.error is not None:
+            session.refused = session.decoder.error
+            self.drop(str(session.refused))
 
     def _take_welcome(self, frame: tuple[int, int, Body]) -> None:
         try:
-            welcome = decode_welcome(frame)
-            check_welcome(self._endpoint, welcome)
+            self._session.accept(frame)
         except PenstockError as error:
-            self.refused = error
+            self._session.refused = error
             self.drop(str(error))
         else:
-            self.welcome = welcome
-            self._unknown_commands = unknown_commands(welcome)
             self.welcomed.set_result(None)
-
-    def _take_connection_frame(self, kind: int, body: Body) -> None:
-        """Takes a frame about the connection: a goodbye, or an error that ends it."""
-        if kind == GOODBYE:
-            self._goodbye_received = True
-        elif kind == ERROR:
-            try:
-                decode_answer(kind, body, decode_status)
-            except PenstockError as error:
-                self.refused = error
 
     def pause_writing(self) -> None:
         self._may_write.clear()
@@ -259,7 +220,7 @@ class _Link(asyncio.Protocol):
         self._may_write.set()
         if not self.welcomed.done():
             self.welcomed.set_exception(
-                self.refused or BackendLost(f"{self._endpoint.shown}: {reason}")
+                self._session.refused or BackendLost(f"{self._endpoint.shown}: {reason}")
             )
         for request, answer in pending.items():
             if not answer.done():
@@ -355,9 +316,9 @@ class AsyncRemote:
             try:
                 if to_send is STATUS:
                     return await link.status()
-                return repetition.settle(await link.exchange(to_send))
+                return repetition.outcome(await link.exchange(to_send))
             except StaleReceipt as stale:
-                return repetition.settle(stale)
+                return repetition.outcome(stale)
             except ConnectionLost as lost_again:
                 lost = lost_again
 

@@ -108,9 +108,9 @@ class Remote:
             try:
                 if to_send is STATUS:
                     return channel.status()
-                return repetition.settle(channel.exchange(to_send))
+                return repetition.outcome(channel.exchange(to_send))
             except StaleReceipt as stale:
-                return repetition.settle(stale)
+                return repetition.outcome(stale)
             except ConnectionLost as lost_again:
                 lost = lost_again
 

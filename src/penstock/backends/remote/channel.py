@@ -16,36 +16,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 from typing import Any, Final, TypeVar, cast
 
 from penstock.backends.remote.endpoints import ServerEndpoint
-from penstock.backends.remote.retry import (
-    SOFTWARE,
-    ConnectionLost,
-    check_welcome,
-    too_new,
-    unknown_commands,
-)
-from penstock.errors import BackendLost, PenstockError
-from penstock.service import Command, PushMany
-from penstock.wire.frames.bodies import DECODE_REPLY, as_sent, encode_command
-from penstock.wire.frames.frames import (
-    ERROR,
-    GOODBYE,
-    REQUEST_MAX,
-    STATUS,
-    Body,
-    FrameDecoder,
-    Hello,
-    Welcome,
-    decode_answer,
-    decode_status,
-    decode_welcome,
-    encode_hello,
-    pack,
-    server_limits,
-)
+from penstock.backends.remote.retry import ConnectionLost
+from penstock.backends.remote.session import ClientSession
+from penstock.errors import BackendLost
+from penstock.service import Command
+from penstock.wire.frames.frames import STATUS, Body, Welcome, decode_answer, decode_status, pack
 
 R = TypeVar("R")
 # Small enough that the C library serves it from its heap, without a system call for each read.
@@ -115,25 +93,21 @@ class Channel:
 
     def __init__(self, endpoint: ServerEndpoint, timeout_s: float, connect_s: float) -> None:
         self.lost: str | None = None
-        self.refused: PenstockError | None = None
+        self._session = ClientSession(endpoint)
         self._endpoint = endpoint
         self._link = endpoint.open(connect_s)
         self._owner = _SocketOwner(self._link)
-        self._decoder = FrameDecoder("server", server_limits())
-        self._requests = count(1)
         self._pending: dict[int, _Call] = {}
         self._sleeping: dict[int, _Call] = {}
         self._sending = threading.Lock()
         self._reading = threading.Lock()
-        self._goodbye_received = False
         self._chunks_received = 0
         self._chunks_at_last_tick = -1
         self._silent_ticks = 0
         self._used_s = time.monotonic()
         try:
             self._link.settimeout(timeout_s)
-            self.welcome = self._handshake()
-            self._unknown_commands = unknown_commands(self.welcome)
+            self._handshake()
             self._link.settimeout(None)
             # The system's own timeouts: those of Python would cost a system call each time.
             tick_s = timeout_s / 3
@@ -145,25 +119,28 @@ class Channel:
             self._link.close()
             raise
 
-    def _handshake(self) -> Welcome:
-        shown = self._endpoint.shown
+    @property
+    def welcome(self) -> Welcome:
+        """What the server said of itself."""
+        return self._session.welcome
+
+    def _handshake(self) -> None:
+        shown, decoder = self._endpoint.shown, self._session.decoder
         try:
-            self._link.sendall(encode_hello(Hello(SOFTWARE, self._endpoint.token)))
+            self._link.sendall(self._session.hello())
             while True:
                 data = self._link.recv(_RECEIVE_BYTES)
-                frames = self._decoder.feed(data)
+                frames = decoder.feed(data)
                 if frames:
                     break
-                if self._decoder.error is not None:
-                    raise self._decoder.error
+                if decoder.error is not None:
+                    raise decoder.error
                 if not data:
                     raise BackendLost(f"{shown}: closed the connection before its WELCOME")
         except OSError as error:
             reason = error.strerror or str(error)
             raise BackendLost(f"{shown}: no WELCOME came: {reason}") from None
-        welcome = decode_welcome(frames[0])
-        check_welcome(self._endpoint, welcome)
-        return welcome
+        self._session.accept(frames[0])
 
     def exchange(self, command: Command[R]) -> R:
         """Sends a command and waits for its reply.
@@ -171,21 +148,14 @@ class Channel:
         Raises ConnectionLost, UnsupportedOperation if the server is too old, or what the server
         raised.
         """
-        if type(command) in self._unknown_commands:
-            raise too_new(self._endpoint, self.welcome, command)
-        request = next(self._requests) & REQUEST_MAX
-        if not request or request in self._pending:
-            return self.exchange(command)
-        sent: Command[Any] = command
-        if type(command) is PushMany:
-            sent = as_sent(command)
-        frame = encode_command(request, sent, self.welcome.frame_bytes_max)
-        reply: R = self.request(request, frame, DECODE_REPLY[type(sent)])
+        request = self._session.next_number(self._pending)
+        frame, decode = self._session.encode(request, command)
+        reply: R = self.request(request, frame, decode)
         return reply
 
     def status(self) -> dict[str, Any]:
         """The server's own figures. Raises ConnectionLost."""
-        request = next(self._requests) & REQUEST_MAX
+        request = self._session.next_number(self._pending)
         status: dict[str, Any] = self.request(request, pack(STATUS, request), decode_status)
         return status
 
@@ -214,9 +184,10 @@ class Channel:
             if owner.is_shut:
                 owner.close_if_unused()
         if call.kind == _NO_ANSWER:
-            if self.refused is not None:
-                raise self.refused
-            raise ConnectionLost(self, not self._goodbye_received, cast(str, self.lost), started_s)
+            if self._session.refused is not None:
+                raise self._session.refused
+            may_be_done = not self._session.goodbye_received
+            raise ConnectionLost(self, may_be_done, cast(str, self.lost), started_s)
         return decode_answer(call.kind, call.body, decode)
 
     def _send(self, request: int, call: _Call, frame: bytes, now_s: float) -> bool:
@@ -283,7 +254,7 @@ class Channel:
                 return
 
     def _read(self) -> None:
-        missing = self._decoder.missing_bytes
+        missing = self._session.decoder.missing_bytes
         size = _RECEIVE_BYTES if missing < _RECEIVE_BYTES else min(missing, _RECEIVE_BYTES_MAX)
         try:
             data = self._link.recv(size)
@@ -296,13 +267,13 @@ class Channel:
         if not data:
             self._drop("the server closed the connection")
             return
-        self._take(data)
+        self._receive(data)
 
-    def _take(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         """Passes each answer to the call that waits for it."""
         self._chunks_received += 1
-        pending = self._pending
-        for kind, request, body in self._decoder.feed(data):
+        pending, session = self._pending, self._session
+        for kind, request, body in session.decoder.feed(data):
             call = pending.pop(request, None)
             if call is not None:
                 call.kind = kind
@@ -311,20 +282,10 @@ class Channel:
                 if call.signal is not None:
                     call.wake()
             elif not request:
-                self._take_connection_frame(kind, body)
-        if self._decoder.error is not None:
-            self.refused = self._decoder.error
-            self._drop(str(self.refused))
-
-    def _take_connection_frame(self, kind: int, body: Body) -> None:
-        """Takes a frame about the connection: a goodbye, or an error that ends it."""
-        if kind == GOODBYE:
-            self._goodbye_received = True
-        elif kind == ERROR:
-            try:
-                decode_answer(kind, body, decode_status)
-            except PenstockError as error:
-                self.refused = error
+                session.note(kind, body)
+        if session.decoder.error is not None:
+            session.refused = session.decoder.error
+            self._drop(str(session.refused))
 
     def _check_silence(self) -> None:
         """Sends a STATUS after a tick without bytes; drops the connection after three."""
@@ -336,7 +297,7 @@ class Channel:
             self._drop("the server has stopped answering")
         elif self._sending.acquire(False):
             try:
-                self._link.sendall(pack(STATUS, next(self._requests) & REQUEST_MAX))
+                self._link.sendall(pack(STATUS, self._session.next_number(self._pending)))
             except OSError:
                 pass  # the next read raises it again
             finally:
@@ -350,7 +311,7 @@ class Channel:
             flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
             while self.lost is None:
                 if self._link.recv(1, flags):
-                    self._take(self._link.recv(_RECEIVE_BYTES))
+                    self._receive(self._link.recv(_RECEIVE_BYTES))
                 else:
                     self._drop("the server closed the connection")
         except BlockingIOError:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import StoreUnusable, UnavailableError
+from penstock.files import ALLOWED_BY, OtherOwner, check_named, open_in, read_in
 
 # How the process that holds a store was started; `holder` in the options of its WELCOME.
 AUTO_DAEMON: Final = "daemon"
@@ -88,10 +89,8 @@ def _is_alive(pid: int) -> bool:
 
 def _locked_pid(store: str | os.PathLike[str]) -> int | None:
     """The number in the locked file, 0 if there is none yet; None if the file is not locked."""
-    from penstock.journal.storage import open_regular
-
     try:
-        file = open_regular(daemon_directory(store) / "pid", follow_symlinks=False)
+        file = os.fdopen(open_in(store, "daemon/pid"), "rb")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -128,25 +127,35 @@ def connect_socket(store: str | os.PathLike[str]) -> socket.socket | None:
 @contextmanager
 def _reachable_socket(store: str | os.PathLike[str]) -> Iterator[Path]:
     """A path by which the socket can be reached, whatever path the store was opened by."""
-    directory = daemon_directory(store)
-    pointer = directory / "elsewhere"
-    if pointer.exists():
-        # Imported here: almost no store has this file, and the import delays every client.
-        from penstock.journal.storage import read_small_file
-
-        yield Path(os.fsdecode(read_small_file(pointer).strip()))
-        return
-    place = directory / "socket"
-    fits = len(os.fsencode(place)) < _SOCKET_BYTES_MAX
-    if fits or sys.platform != "linux" or not place.exists():
-        yield socket_path(store)
-        return
-    # The holder opened the store by a shorter path than this one.
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = open_in(store, "daemon", os.O_DIRECTORY)
     try:
-        yield Path(f"/proc/self/fd/{fd}/socket")
+        elsewhere = b""
+        with suppress(FileNotFoundError):
+            elsewhere = read_in(directory, "elsewhere").strip()
+        place = daemon_directory(store) / "socket"
+        fits = len(os.fsencode(place)) < _SOCKET_BYTES_MAX
+        if elsewhere:
+            yield Path(os.fsdecode(elsewhere))
+        elif fits or sys.platform != "linux" or not place.exists():
+            yield socket_path(store)
+        else:
+            # The holder opened the store by a shorter path than this one.
+            yield Path(f"/proc/self/fd/{directory}/socket")
     finally:
-        os.close(fd)
+        os.close(directory)
+
+
+def check_owner(store: str | os.PathLike[str], *, other_owner: bool = False) -> None:
+    """Refuses the directory of another user, who may lead to another socket. Raises StoreUnusable.
+
+    `journal.store.check_owners` is for those who open the store themselves.
+    """
+    try:
+        check_named(store, other_owner=other_owner)
+    except OtherOwner as error:
+        raise StoreUnusable(f"{store}: {error.strerror}{ALLOWED_BY}") from None
+    except OSError as error:
+        raise StoreUnusable(f"{store}: cannot be used: {error.strerror}") from None
 
 
 def peer_credentials(link: socket.socket) -> tuple[int, int] | None:

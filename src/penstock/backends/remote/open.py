@@ -1,7 +1,6 @@
 """Opens `penstock://HOST:PORT`, and `file:PATH` through its daemon."""
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -11,6 +10,7 @@ from penstock.backends.remote.retry import TIMEOUT_S
 from penstock.backends.remote.starting import IDLE_S, DaemonEndpoint
 from penstock.clock import Clock
 from penstock.errors import InvalidField
+from penstock.files import check_named, read_secret
 from penstock.service import AsyncQueueService, QueueService, check_number
 from penstock.url import BackendUrl
 
@@ -58,19 +58,25 @@ def _timeout_s(url: BackendUrl) -> float:
 
 
 def _daemon(url: BackendUrl) -> DaemonEndpoint:
-    url.check_options({"daemon", "embedded", "idle", "other_owner", "timeout", *_STORE_OPTIONS})
+    url.check_options(
+        {"daemon", "embedded", "file_size", "idle", "other_owner", "timeout", *_STORE_OPTIONS}
+    )
     options = {name: url.options[name] for name in _STORE_OPTIONS if name in url.options}
     if "durability" in options:
-        from penstock.journal.file import check_durability
+        from penstock.journal.file_journal import check_durability
 
         check_durability(options["durability"])
     if "interval_ms" in options:
-        from penstock.journal.file import check_interval
+        from penstock.journal.file_journal import check_interval
 
         options["interval_ms"] = str(check_interval(url.whole_number("interval_ms", 0)))
     if "archive" in options:
         options["archive"] = os.path.abspath(options["archive"])
     flags = {"idle": str(url.whole_number("idle", IDLE_S))}
+    if "file_size" in url.options:
+        from penstock.journal.header_page import check_file_size
+
+        flags["file_size"] = str(check_file_size(url.whole_number("file_size", 0)))
     if url.is_on("other_owner"):
         flags["insecure_other_owner"] = ""
     return DaemonEndpoint(url.path, options=options, flags=flags)
@@ -98,7 +104,7 @@ def _server(url: BackendUrl) -> TcpEndpoint:
 
 def _read_token(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
+        return read_secret(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise InvalidField(f"url: token_file: cannot read {path!r}: {reason}") from None
@@ -108,6 +114,8 @@ def _client_tls(ca_file: str | None) -> "ssl.SSLContext":
     import ssl
 
     try:
+        if ca_file is not None:
+            check_named(ca_file)
         context = ssl.create_default_context(cafile=ca_file)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -1,9 +1,9 @@
-"""Which commands a server knows, and which requests are repeated after a lost connection.
+"""Which requests are repeated after a lost connection.
 
 These rules are shared by `blocking` and `asynchronous`. When a connection breaks, a request that
 was not sent completely is sent on the next connection, and so is one that has the same effect if it
 is executed twice (`is_repeatable`). For any other request it is unknown whether the server executed
-it: it fails with BackendLost. docs/daemon.md has the table.
+it: it fails with BackendLost. docs/how-to/daemon.md has the table.
 """
 
 import time
@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.backends.remote.endpoints import ServerEndpoint
-from penstock.errors import BackendLost, InvalidField, StaleReceipt, UnsupportedOperation
+from penstock.errors import BackendLost, StaleReceipt
 from penstock.service import (
     Batch,
     ConfigureQueue,
@@ -24,23 +24,35 @@ from penstock.service import (
     History,
     ListQueues,
     Peek,
+    PeekFrom,
+    PeekIds,
     Pull,
     Push,
     PushMany,
     Release,
     Stats,
 )
-from penstock.wire.frames.frames import COMMANDS_KNOWN_MIN, KIND_OF, STATUS, Welcome
+from penstock.wire.frames.frames import STATUS
 
 TIMEOUT_S: Final = 30.0
 # How long a client tries to reconnect before its callers get an error.
 RECONNECT_S: Final = 10.0
 REOPEN_PAUSE_S: Final = 0.02
 REPEAT_PAUSE_S_MAX: Final = 1.0
-SOFTWARE: Final = "penstock python"
 
 _ALWAYS_REPEATABLE: Final = frozenset(
-    {Peek, Stats, DescribeQueue, DescribeQueues, ListQueues, History, CreateQueue, ConfigureQueue}
+    {
+        Peek,
+        PeekFrom,
+        PeekIds,
+        Stats,
+        DescribeQueue,
+        DescribeQueues,
+        ListQueues,
+        History,
+        CreateQueue,
+        ConfigureQueue,
+    }
     | {Pull, Delete, Extend, Release}
 )
 
@@ -54,33 +66,6 @@ class ConnectionLost(Exception):
         self.may_be_done = may_be_done
         self.reason = reason
         self.started_s = started_s
-
-
-def check_welcome(endpoint: ServerEndpoint, welcome: Welcome) -> None:
-    """Checks that the store runs with the options that the caller named. Raises InvalidField."""
-    for name, wanted in endpoint.options.items():
-        actual = welcome.options.get(name)
-        if actual is not None and actual != wanted:
-            raise InvalidField(
-                f"url: {name}={wanted} was asked for, but the process that holds {endpoint.shown} "
-                f"runs with {name}={actual}; leave the option out, or stop that process first"
-            )
-
-
-def unknown_commands(welcome: Welcome) -> frozenset[type]:
-    """The commands that this server does not know, by the options of its WELCOME."""
-    text = welcome.options.get("commands", "")
-    is_number = text.isascii() and text.isdigit() and len(text) <= 3
-    known = int(text) if is_number else COMMANDS_KNOWN_MIN
-    return frozenset(command for command, kind in KIND_OF.items() if kind > known)
-
-
-def too_new(endpoint: ServerEndpoint, welcome: Welcome, command: object) -> UnsupportedOperation:
-    """The error for a command that an older server does not know."""
-    return UnsupportedOperation(
-        f"{endpoint.shown}: the server ({welcome.software}) is older than this client and does "
-        f"not know {type(command).__name__}; restart it with this version of Penstock"
-    )
 
 
 def is_repeatable(command: object) -> bool:
@@ -164,7 +149,7 @@ class Repetition:
             raise BackendLost(f"{self._endpoint.shown}: {lost.reason}, at every attempt")
         return with_remaining_wait(self._command, time.monotonic() - self._started_s)
 
-    def settle(self, outcome: Any) -> Any:
+    def outcome(self, outcome: Any) -> Any:
         """The reply for the caller. Raises StaleReceipt if the server refused the receipt."""
         if self._may_be_done:
             outcome = outcome_of_repeat(self._command, outcome)

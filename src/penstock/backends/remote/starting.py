@@ -22,11 +22,13 @@ from penstock.backends.remote.blocking import Remote
 from penstock.backends.remote.daemon import (
     AUTO_DAEMON,
     POLL_S,
+    check_owner,
     connect_socket,
     running_pid,
     socket_path,
 )
 from penstock.errors import BackendLost, StoreUnusable, UnavailableError
+from penstock.files import make_directories, open_directory
 from penstock.wire.frames.frames import error_from
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class DaemonEndpoint:
         Raises StoreUnusable, or the error of a daemon that cannot start.
         """
         deadline_s = time.monotonic() + START_S_MAX
+        check_owner(self.store, other_owner="insecure_other_owner" in self._flags)
         while True:
             link = connect_socket(self.store)
             if link is not None:
@@ -127,9 +130,8 @@ def only_starter(store: str, deadline_s: float) -> Iterator[None]:
     UnavailableError if another process has the lock until the deadline.
     """
     try:
-        with suppress(FileExistsError):
-            os.makedirs(store, 0o700)
-        fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        make_directories(store)
+        fd = open_directory(store)
     except NotADirectoryError:
         file = os.path.abspath(store)
         while not os.path.exists(file):
@@ -145,6 +147,24 @@ def only_starter(store: str, deadline_s: float) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def is_held(store: str | os.PathLike[str], deadline_s: float) -> bool:
+    """Whether a process holds the store and listens; waits for one that starts or ends.
+
+    Raises UnavailableError at the deadline.
+    """
+    while True:
+        link = connect_socket(store)
+        if link is not None:
+            link.close()
+            return True
+        pid = running_pid(store)
+        if pid is None:
+            return False
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(f"file:{store}: process {pid} holds it and does not listen")
+        time.sleep(POLL_S)
 
 
 def _lock(fd: int) -> bool:
@@ -169,14 +189,17 @@ def _read_all(fd: int, deadline_s: float) -> bytes | None:
         received += data
 
 
-def daemon_status(store: str | os.PathLike[str], timeout_s: float = 5.0) -> dict[str, Any] | None:
+def daemon_status(
+    store: str | os.PathLike[str], timeout_s: float = 5.0, *, other_owner: bool = False
+) -> dict[str, Any] | None:
     """The figures of the process that holds a store; None if there is none. It starts none.
 
     Raises BackendLost if it does not answer.
     """
     if running_pid(store) is None:
         return None
-    endpoint = DaemonEndpoint(store, starts=False)
+    flags = {"insecure_other_owner": ""} if other_owner else {}
+    endpoint = DaemonEndpoint(store, starts=False, flags=flags)
     remote = Remote(endpoint, timeout_s=timeout_s, reconnect_s=0)
     try:
         options = remote.server_options

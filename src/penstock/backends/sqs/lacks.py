@@ -1,6 +1,6 @@
 """What Amazon SQS cannot do, and what it does less strictly than the contract demands.
 
-docs/sqs-adapter.md prints both tables; a test compares them.
+docs/how-to/sqs-adapter.md prints both tables; a test compares them.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,8 @@ LACKS: Final[Mapping[str, str]] = {
     "priority age": "SQS has no priorities; use a queue for each",
     "peek": _ONLY_BY_PULL,
     "peek states": _ONLY_BY_PULL,
+    "peek pages": _ONLY_BY_PULL,
+    "by id": "SQS chooses which messages a receive or a move task takes",
     "gone already": "SQS gives the same answer, so every delete reports success",
     "ended claims": "on a standard queue the last receipt of a message works until it is pulled "
     "again",
@@ -40,6 +42,7 @@ LACKS: Final[Mapping[str, str]] = {
     "waiting pulls": "SQS does not report waiting receives",
     "stored bytes": _IN_CLOUDWATCH,
     "oldest age": _IN_CLOUDWATCH,
+    "pause": "SQS delivers from every queue; take the right to receive from its consumers instead",
     "history": "SQS keeps no history of its messages",
 }
 

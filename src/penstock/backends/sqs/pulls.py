@@ -9,7 +9,12 @@ from penstock.backends.sqs.lacks import LACKS
 from penstock.backends.sqs.queues import KnownQueue, QueueCache
 from penstock.backends.sqs.settings import whole_seconds
 from penstock.clock import Clock
-from penstock.errors import QueueDeleted, QueueNotFound, UnsupportedOperation
+from penstock.errors import (
+    PenstockError,
+    QueueDeleted,
+    QueueNotFound,
+    UnsupportedOperation,
+)
 from penstock.service import (
     Claim,
     Pull,
@@ -49,12 +54,19 @@ class SqsPulls:
             # An attempt id is for a single request. Without a visibility timeout, the next request
             # would receive the same messages again.
             return claims
-        while claims and len(claims) % MESSAGES_MAX == 0 and len(claims) < command.limit:
-            limit = min(MESSAGES_MAX, command.limit - len(claims))
-            more = await self._receive(queue, limit, visibility_s, 0, None)
-            if not more:
-                break
-            claims += more
+        try:
+            while claims and len(claims) % MESSAGES_MAX == 0 and len(claims) < command.limit:
+                limit = min(MESSAGES_MAX, command.limit - len(claims))
+                more = await self._receive(queue, limit, visibility_s, 0, None)
+                if not more:
+                    break
+                claims += more
+        except PenstockError:
+            # The claims of the answers before it are made: the caller gets them.
+            return claims
+        except asyncio.CancelledError:
+            self._release(queue, [claim.receipt for claim in claims])
+            raise
         return claims
 
     async def _first(
@@ -119,15 +131,21 @@ class SqsPulls:
             task.exception()
 
     def _release_received(self, queue: KnownQueue, poll: "asyncio.Task[Any]") -> None:
-        if self._queues.client.closed or poll.cancelled() or poll.exception() is not None:
+        if not poll.cancelled() and poll.exception() is None:
+            received = poll.result().get("Messages", [])
+            self._release(queue, [each["ReceiptHandle"] for each in received])
+
+    def _release(self, queue: KnownQueue, receipts: list[str]) -> None:
+        """Makes messages visible whose caller was cancelled, without waiting for the answers."""
+        if self._queues.client.closed:
             return
-        for received in poll.result().get("Messages", []):
-            receipt = received["ReceiptHandle"]
-            self._start(
-                self._queues.call(
-                    "change_message_visibility", queue, ReceiptHandle=receipt, VisibilityTimeout=0
-                )
-            )
+        for at in range(0, len(receipts), MESSAGES_MAX):
+            entries = [
+                {"Id": str(number), "ReceiptHandle": receipt, "VisibilityTimeout": 0}
+                for number, receipt in enumerate(receipts[at : at + MESSAGES_MAX])
+            ]
+            request = self._queues.call("change_message_visibility_batch", queue, Entries=entries)
+            self._start(request)
 
     async def close(self) -> None:
         """Cancels every poll; their callers get EngineClosed."""

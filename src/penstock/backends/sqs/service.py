@@ -63,6 +63,7 @@ from penstock.service import (
     changed_settings,
     check_number,
     check_unused,
+    refuse_command,
 )
 from penstock.url import BackendUrl
 
@@ -129,7 +130,7 @@ class AsyncSqs:
         """Executes the command. Raises a PenstockError."""
         handler = self._handlers.get(type(command))
         if handler is None:
-            raise InvalidField(f"command: the SQS adapter has no command {type(command).__name__}")
+            refuse_command(command, self.LACKS, "the SQS adapter")
         try:
             return cast(R, await handler(command))
         except _MALFORMED as error:
@@ -159,7 +160,7 @@ class AsyncSqs:
         queue = await self._queues.find(command.queue)
         shown = await self._queues.attributes(queue, *_DEPTHS)
         visible, delayed, in_flight = (int(shown.get(name, 0)) for name in _DEPTHS)
-        return QueueStats(queue.name, visible, delayed, in_flight, 0, None, 0)
+        return QueueStats(queue.name, visible, delayed, in_flight, None, None, 0)
 
     # Queues.
 

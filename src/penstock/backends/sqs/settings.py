@@ -66,8 +66,13 @@ def check_settings(
         ("bytes_max", "capacity by bytes"),
         ("in_flight_max", "in-flight limit"),
         ("priority_age_ms", "priority age"),
+        ("paused", "pause"),
     ):
-        if given.get(field) not in (None, IN_FLIGHT_MAX if field == "in_flight_max" else None):
+        if given.get(field) not in (
+            None,
+            False,
+            IN_FLIGHT_MAX if field == "in_flight_max" else None,
+        ):
             raise UnsupportedOperation(f"{field}: {lacks[lacking]}")
     if settings.fifo != queue.endswith(FIFO):
         raise InvalidField(

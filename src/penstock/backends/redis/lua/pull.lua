@@ -282,6 +282,7 @@ end
 
 -- How many messages this pull may take: those that are kept for woken waiters do not count.
 local function allowed()
+  if q.paused then return 0 end
   local most = limit
   if q.in_flight_max then most = math.min(most, q.in_flight_max - in_flight) end
   if waiter == '' and call('ZCARD', WOKEN) > 0 then

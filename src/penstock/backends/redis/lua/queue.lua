@@ -85,7 +85,7 @@ local function redis_s() return tonumber(call('TIME')[1]) end
 -- clock was set back, time continues from the last instant stored in meta.
 local function open()
   local m = call('HMGET', META, 'number', 'version', 'counters', 'retention_ms', 'fifo', 'dead_letter',
-    'max_receives', 'in_flight_max')
+    'max_receives', 'in_flight_max', 'paused')
   if not m[1] then return false end
   q.number, q.identity = m[1], m[1] .. ':' .. m[2]
   if m[3] then
@@ -97,7 +97,7 @@ local function open()
     q.offset, q.due = tonumber(old[4]), tonumber(old[5])
   end
   q.retention_ms, q.fifo, q.dead_letter = tonumber(m[4]), m[5] == '1', m[6]
-  q.max_receives, q.in_flight_max = tonumber(m[7]), tonumber(m[8])
+  q.max_receives, q.in_flight_max, q.paused = tonumber(m[7]), tonumber(m[8]), m[9] == '1'
   local raw = ARGV[1] == '' and redis_ms() or tonumber(ARGV[1])
   now = raw + q.offset
   if now < q.last then
@@ -285,8 +285,9 @@ local function hide(number, until_ms)
   note_due(until_ms)
 end
 
--- How many messages could be pulled now; of a FIFO queue, how many groups.
+-- How many messages could be pulled now; of a FIFO queue, how many groups; none of a paused queue.
 local function pullable()
+  if q.paused then return 0 end
   if q.fifo then return call('ZCARD', HEADS) end
   return call('ZCOUNT', QUEUED, '-inf', '(' .. digits(DELAYED)) + call('ZCARD', GROUPED)
 end
