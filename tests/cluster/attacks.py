@@ -7,7 +7,6 @@ import asyncio
 import itertools
 import struct
 
-from penstock.cluster import calls
 from penstock.cluster.jetstream import open_client
 from penstock.cluster.placement import first_shard
 from penstock.service import (
@@ -18,6 +17,7 @@ from penstock.service import (
     Redrive,
     Stats,
 )
+from penstock.wire import shard_protocol as protocol
 from penstock.wire.frames.bodies import encode_command
 from tests.conftest import FULL
 from tests.measure import IN_SCORE
@@ -103,7 +103,7 @@ class NodeCrowd:
 
 
 def item(token, data):
-    """One item of a message to an owner (`penstock.cluster.calls`)."""
+    """One item of a message to an owner (`penstock.wire.shard_protocol`)."""
     return struct.pack("<QI", token, len(data)) + data
 
 
@@ -118,18 +118,18 @@ COMMANDS = {
     "a redrive": lambda service, _: service.execute(Redrive("long", BESIDE, BULK)),
     "a queue in use": lambda service, _: service.execute(DeleteQueue("dead", force=False)),
 }
-DESCRIBE_ALL = calls.COMMAND + encode_command(0, DescribeQueues(limit=2**31))
+DESCRIBE_ALL = protocol.COMMAND + encode_command(0, DescribeQueues(limit=2**31))
 # What a node receives from routers and other nodes: the subject, and the message.
 MESSAGES_BETWEEN_NODES = {
     "empty items": ("serve", filled(b"")),
     "items of no kind": ("serve", filled(b"?")),
-    "commands without a header": ("serve", filled(calls.COMMAND + b"12345")),
-    "commands of no kind": ("serve", filled(calls.COMMAND + bytes(10))),
-    "cancels": ("serve", filled(calls.CANCEL)),
-    "ends of waits": ("serve", filled(calls.END_WAIT)),
-    "statistics": ("serve", filled(calls.COMMAND + encode_command(0, Stats("long")))),
+    "commands without a header": ("serve", filled(protocol.COMMAND + b"12345")),
+    "commands of no kind": ("serve", filled(protocol.COMMAND + bytes(10))),
+    "cancels": ("serve", filled(protocol.CANCEL)),
+    "ends of waits": ("serve", filled(protocol.END_WAIT)),
+    "statistics": ("serve", filled(protocol.COMMAND + encode_command(0, Stats("long")))),
     "descriptions of all queues": ("serve", filled(DESCRIBE_ALL, 2_000)),
-    "parts of a byte": ("serve", item(1, calls.COMMAND_PART + b"x") * (MESSAGE_BYTES // 14)),
+    "parts of a byte": ("serve", item(1, protocol.COMMAND_PART + b"x") * (MESSAGE_BYTES // 14)),
     "cut short": ("serve", filled(b"")[:-5] + b"\xff" * 5),
     "a long word": ("node.node1.ask", b"yield " + b"9" * MESSAGE_BYTES),
     "many words": ("node.node1.ask", b"a " * (MESSAGE_BYTES // 2)),

@@ -28,7 +28,7 @@ def cluster_url(nats_servers):
 @pytest.fixture
 def on_cluster(cluster_url, quick_path, monkeypatch):
     # Shards are moved sooner than in production: all nodes of a test start at once.
-    monkeypatch.setattr("penstock.cluster.choice._SETTLED_S", 0.2)
+    monkeypatch.setattr("penstock.cluster.ownership._SETTLED_S", 0.2)
 
     def run(work, shards=4):
         async def within():

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 
 from penstock.aio import AsyncQueues
 from penstock.cluster.address import read_address
+from penstock.cluster.membership import SHARDS
 from penstock.cluster.open import open_node, open_router
 from penstock.cluster.placement import ranked
 from penstock.url import read_url
@@ -16,7 +17,9 @@ class Cluster:
     """Some nodes, each with its own connection, and routers."""
 
     def __init__(self, url, path):
+        self.url = url
         self.address = read_address(read_url(url))
+        self.shards = self.address.shards or SHARDS
         self.path = path
         self.nodes = {}
         self.archive = None
@@ -41,8 +44,8 @@ class Cluster:
         await service.node._client.close()
         await service.node.abandon()
 
-    async def connect(self):
-        router = await open_router(self.address)
+    async def connect(self, **options):
+        router = await open_router(self.address, **options)
         self.undo.push_async_callback(router.close)
         return AsyncQueues(router)
 
@@ -63,7 +66,7 @@ class Cluster:
 
     async def until_settled(self):
         """Waits until every shard is owned by the first node in its rank, so that none moves."""
-        belong = {shard: ranked(shard, self.nodes)[0] for shard in range(self.address.shards)}
+        belong = {shard: ranked(shard, self.nodes)[0] for shard in range(self.shards)}
         await self.until(lambda: self.owners() == belong)
 
     def owned_shards(self):
@@ -72,8 +75,5 @@ class Cluster:
     async def until_owned(self, *names):
         """Waits until all shards are owned, and each of these nodes has some."""
         await self.until(
-            lambda: (
-                len(self.owners()) == self.address.shards
-                and set(names) <= set(self.owners().values())
-            )
+            lambda: len(self.owners()) == self.shards and set(names) <= set(self.owners().values())
         )

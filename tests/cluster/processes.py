@@ -24,7 +24,7 @@ POLL_S = 0.05
 STATUS_S = 0.2
 
 
-def _in_memory():
+def in_memory():
     """A directory in memory, if it has enough room for the stores of three servers."""
     has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 1 << 30
     return MEMORY if has_room else None
@@ -33,7 +33,7 @@ def _in_memory():
 @contextmanager
 def nats_in_memory():
     """Three NATS servers with their files in memory: these tests do not simulate power cuts."""
-    root = Path(tempfile.mkdtemp(prefix="penstock-", dir=_in_memory()))
+    root = Path(tempfile.mkdtemp(prefix="penstock-", dir=in_memory()))
     # The system would give ports that it may give to other processes before the servers listen.
     servers = NatsServers(root, ports=[lasting_port() for _ in range(6)])
     try:
@@ -83,6 +83,16 @@ class LocalCluster:
         """Spreads a queue, or returns how it is spread, by the command line."""
         words = [queue, *map(str, shards), "--json"]
         return json.loads(penstock_cluster("spread", self.root, *words))
+
+    def move_queue(self, queue, to):
+        """Moves a queue to a shard, by the command line."""
+        return json.loads(
+            penstock_cluster("move-queue", self.root, queue, "--to", str(to), "--json")
+        )
+
+    def reshard(self, shards):
+        """Adds shards, by the command line."""
+        return json.loads(penstock_cluster("reshard", self.root, str(shards), "--json"))
 
     async def owner(self, shard):
         return await operate(self.address, lambda each: each.owner(shard))

@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import json
 import re
+import signal
 import socket
 import time
 from contextlib import closing, suppress
@@ -15,9 +16,12 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from penstock.cluster.placement import first_shard
 from penstock.errors import PenstockError
+from tests.browser import Browser
 from tests.cluster.attacks import COMMANDS, MESSAGES_BETWEEN_NODES, NodeCrowd, chosen
 from tests.measure import SLACK
+from tests.server.console.pages import until
 from tests.server.sqs.test_attacks import answer, post
 from tests.server.sqs.test_boto3 import (
     test_a_batch_of_ten_succeeds_and_fails_entry_by_entry,
@@ -129,7 +133,7 @@ def test_a_queue_that_is_spread_serves_boto3_at_every_endpoint(local_cluster, sq
         answer = sqs.send_message_batch(QueueUrl=url, Entries=entries)
         sent |= {entry["MessageId"] for entry in answer["Successful"]}
     spread = local_cluster.spread(queue_name)
-    assert (spread["shards"], sum(spread["messages"].values())) == (4, 30)
+    assert (len(spread["shards"]), sum(spread["messages"].values())) == (4, 30)
     assert len([count for count in spread["messages"].values() if count]) > 1
     received = set()
     while messages := sqs.receive_message(
@@ -145,6 +149,63 @@ def test_a_queue_that_is_spread_serves_boto3_at_every_endpoint(local_cluster, sq
     assert received == sent
     sqs.create_queue(QueueName=queue_name)
     sqs.delete_queue(QueueUrl=url)
+
+
+def make_with_dead_letters(sqs, name, fifo):
+    """A queue, and its dead-letter queue in another shard; their URLs."""
+    suffix, options = (".fifo", {"FifoQueue": "true"}) if fifo else ("", {})
+    home = first_shard(name + suffix, 4)
+    dead_name = next(
+        f"{name}-{n}{suffix}" for n in range(50) if first_shard(f"{name}-{n}{suffix}", 4) != home
+    )
+    dead = sqs.create_queue(QueueName=dead_name, Attributes=options)["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])
+    policy = {"deadLetterTargetArn": arn["Attributes"]["QueueArn"], "maxReceiveCount": 2}
+    url = sqs.create_queue(
+        QueueName=name + suffix, Attributes={**options, "RedrivePolicy": json.dumps(policy)}
+    )["QueueUrl"]
+    return url, dead
+
+
+def receive_one(sqs, url):
+    (message,) = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=10, AttributeNames=["All"])[
+        "Messages"
+    ]
+    return message
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+def test_a_dead_letter_in_another_shard_keeps_its_id_and_its_counts(sqs, queue_name, fifo):
+    url, dead = make_with_dead_letters(sqs, queue_name, fifo)
+    options = {"MessageGroupId": "g", "MessageDeduplicationId": "d"} if fifo else {}
+    sent = sqs.send_message(QueueUrl=url, MessageBody="poison", **options)
+    first = {}
+    for count in ("1", "2"):
+        message = receive_one(sqs, url)
+        first = message["Attributes"]
+        assert message["Attributes"]["ApproximateReceiveCount"] == count
+        sqs.change_message_visibility(
+            QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0
+        )
+    letter = receive_one(sqs, dead)
+    found = letter["Attributes"]
+    assert letter["MessageId"] == sent["MessageId"]
+    assert found["ApproximateReceiveCount"] == "3"
+    for name in ("SentTimestamp", "ApproximateFirstReceiveTimestamp"):
+        assert found[name] == first[name]
+    assert found["DeadLetterQueueSourceArn"].endswith(url.rpartition("/")[2])
+    if fifo:
+        assert found["MessageGroupId"] == "g"
+        assert found["MessageDeduplicationId"] == sent["MessageId"]
+    sqs.change_message_visibility(
+        QueueUrl=dead, ReceiptHandle=letter["ReceiptHandle"], VisibilityTimeout=0
+    )
+    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])
+    sqs.start_message_move_task(SourceArn=arn["Attributes"]["QueueArn"])
+    back = receive_one(sqs, url)
+    assert back["MessageId"] == sent["MessageId"]
+    assert back["Attributes"]["ApproximateReceiveCount"] == "1"
+    assert "DeadLetterQueueSourceArn" not in back["Attributes"]
 
 
 PROCESSING_MS_MAX = 50 * SLACK
@@ -211,3 +272,27 @@ def test_no_message_between_nodes_delays_others_or_ends_a_node(crowd, case, reco
         crowd.send(*MESSAGES_BETWEEN_NODES[case])
 
     check_delay(crowd, request, record_property)
+
+
+@pytest.mark.service("chromium")
+@pytest.mark.service("chromium-driver")
+def test_the_console_of_a_node_shows_the_cluster_live(local_cluster, tmp_path):
+    """The last of these: it stops a node."""
+    asyncio.run(local_cluster.until_served())
+    nodes = asyncio.run(local_cluster.status()).nodes
+    seen, stopped = nodes[0], nodes[1]
+    rows = "document.querySelectorAll('tbody tr')"
+    with Browser(tmp_path) as browser:
+        browser.visit(f"{seen.endpoint.rstrip('/')}/console#/cluster")
+        until(browser, f"{rows}.length === {len(nodes) + 4}")
+        until(browser, "document.querySelector('.verdict').dataset.kind !== 'bad'")
+        assert browser.texts("tbody tr b")[: len(nodes)] == [f" {each.node}" for each in nodes]
+        local_cluster.signal(stopped.node, signal.SIGSTOP)
+        try:
+            name = json.dumps(f"down: {stopped.node}")
+            until(browser, f"document.querySelector('.verdict p').textContent.includes({name})")
+            # Another node takes its shards over, and the page says so by itself.
+            until(browser, "document.querySelector('.verdict').dataset.kind === 'warn'")
+            assert not any(stopped.node in each for each in browser.texts("td:nth-child(2)")[3:])
+        finally:
+            local_cluster.signal(stopped.node, signal.SIGCONT)

@@ -16,7 +16,7 @@ def test_a_cancelled_pull_of_many_messages_keeps_none_of_them(on_cluster):
         await queues.create("orders", visibility_timeout=12 * 3_600)
         await queues.push_many("orders", [b"x"] * MANY)
         pulling = asyncio.create_task(queues.pull_many("orders", MANY))
-        calls = queues.service._asker._calls
+        calls = queues.service._shard_client._calls
 
         def asks_for_the_rest():
             pulls = [each.command for each in calls.values() if type(each.command) is Pull]

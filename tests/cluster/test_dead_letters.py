@@ -6,8 +6,8 @@ import pytest
 
 from penstock.aio import AsyncQueues
 from penstock.cluster.open import open_router
-from penstock.errors import PenstockError
-from penstock.service import Claim, Stats
+from penstock.errors import BackendLost, PenstockError, QueueExists, QueueNotFound
+from penstock.service import Claim, DescribeQueue, Pull, Redrive, Stats
 from tests.cluster.nodes import TIMEOUT_S
 
 COUNT = 12
@@ -105,8 +105,8 @@ def test_the_owner_is_killed_after_they_arrived_and_before_it_noted_that(on_clus
         carried = asyncio.Event()
         push_dead_letter = router.push_dead_letter
 
-        async def push_and_hang(push, source):
-            await push_dead_letter(push, source)
+        async def push_and_hang(push):
+            await push_dead_letter(push)
             carried.set()
             await asyncio.Event().wait()
 
@@ -232,5 +232,179 @@ def test_a_redrive_that_takes_longer_than_its_claims_moves_each_message_once(
         back = await queues.pull_many("work", 100)
         assert sorted(int(each.body) for each in back) == [0, 1, 2]
         assert pushes > 3
+
+    on_cluster(work)
+
+
+# Queues that are made, or must not be removed, with others.
+
+
+def in_another_shard(router, queue, prefix):
+    home = router.shard_of(queue)
+    return next(f"{prefix}{n}" for n in range(50) if router.shard_of(f"{prefix}{n}") != home)
+
+
+def fail_descriptions(monkeypatch, router, name, fault):
+    """Has `fault()` run before each description of this queue that a router asks for."""
+    ask = router.ask
+
+    async def ask_or_fail(shard, command, *rest, **options):
+        if type(command) is DescribeQueue and command.queue == name:
+            await fault()
+        return await ask(shard, command, *rest, **options)
+
+    monkeypatch.setattr(router, "ask", ask_or_fail)
+
+
+@pytest.mark.parametrize("outage", [True, False])
+def test_a_refused_queue_takes_no_dead_letter_queue_of_others_with_it(
+    on_cluster, monkeypatch, outage
+):
+    """Row 26: an outage does not mean that a queue is missing, or that it may be removed."""
+
+    async def work(cluster):
+        queues = await cluster.open_queue("work", visibility_timeout=7)
+        router = await open_router(cluster.address)
+        cluster.undo.push_async_callback(router.close)
+        dead = in_another_shard(router, "work", "dead")
+
+        async def fault():
+            await queues.create(dead)
+            await queues.push(dead, b"kept")
+            raise BackendLost("no answer") if outage else QueueNotFound("made since then")
+
+        fail_descriptions(monkeypatch, router, dead, fault)
+        settings = {"visibility_timeout": 8, "dead_letter": dead, "max_receives": 1}
+        with pytest.raises(BackendLost if outage else QueueExists):
+            await AsyncQueues(router).create("work", **settings)
+        assert [each.body for each in await queues.peek(dead)] == [b"kept"]
+
+    on_cluster(work)
+
+
+@pytest.mark.parametrize("configure", [False, True])
+def test_the_repeated_command_creates_the_dead_letter_queue_that_an_outage_left_out(
+    on_cluster, monkeypatch, configure
+):
+    async def work(cluster):
+        queues = await cluster.open_queue("work", visibility_timeout=7)
+        router = cluster.nodes["a"].router
+        name = "work" if configure else "new"
+        dead = in_another_shard(router, name, "dead")
+        settings = {"dead_letter": dead, "max_receives": 1}
+        asked = 0
+
+        async def fault():
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                raise BackendLost("no answer")
+
+        fail_descriptions(monkeypatch, router, dead, fault)
+        patched = AsyncQueues(router)
+        order = patched.configure if configure else patched.create
+        with pytest.raises(BackendLost):
+            await order(name, **settings)
+        assert dead not in await queues.names()
+        assert (await order(name, **settings)).also_created == [dead]
+        assert dead in await queues.names()
+
+    on_cluster(work)
+
+
+async def with_dead_letters(cluster, count):
+    """A queue, its dead-letter queue in another shard with one of its messages and others."""
+    await cluster.add("a")
+    queues = await cluster.connect()
+    router = cluster.nodes["a"].router
+    dead = in_another_shard(router, "work", "dead")
+    await queues.create("work", dead_letter=dead, max_receives=1)
+    await queues.push("work", b"back")
+    await queues.release(await queues.pull("work"))
+    await queues.push_many(dead, [b"stays"] * count)
+    return queues, router, dead
+
+
+def test_a_redrive_that_meets_an_outage_says_so_and_holds_no_claim(on_cluster, monkeypatch):
+    async def work(cluster):
+        queues, router, dead = await with_dead_letters(cluster, 3)
+
+        async def fault(command):
+            raise BackendLost("no answer")
+
+        monkeypatch.setattr(router, "_push", fault)
+        with pytest.raises(BackendLost):
+            await AsyncQueues(router).redrive(dead)
+        assert (await queues.stats(dead)).visible == 4
+
+    on_cluster(work)
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_redrive_to_a_queue_that_is_deleted_meanwhile_is_refused_and_moves_no_more(
+    on_cluster, monkeypatch, before
+):
+    """It said that it was done, and that it had moved nothing."""
+
+    async def work(cluster):
+        queues, router, dead = await with_dead_letters(cluster, 3)
+        other = in_another_shard(router, dead, "other")
+        await queues.create(other)
+        pushed = 0
+        push = router._push
+
+        async def delete_first(command):
+            nonlocal pushed
+            if pushed == before:
+                await queues.remove(other)
+            pushed += 1
+            return await push(command)
+
+        monkeypatch.setattr(router, "_push", delete_first)
+        redrive = AsyncQueues(router).redrive
+        if before:
+            assert await redrive(dead, to=other) == before
+        with pytest.raises(QueueNotFound, match=other):
+            await redrive(dead, to=other)
+        assert (await queues.stats(dead)).visible == 4 - before
+
+    on_cluster(work)
+
+
+def test_a_redrive_passes_by_messages_whose_source_is_deleted_meanwhile(on_cluster, monkeypatch):
+    async def work(cluster):
+        queues, router, dead = await with_dead_letters(cluster, 3)
+        push = router._push
+
+        async def delete_first(command):
+            await queues.remove("work")
+            return await push(command)
+
+        monkeypatch.setattr(router, "_push", delete_first)
+        assert await router.execute(Redrive(dead)) == 0
+        assert (await queues.stats(dead)).visible == 4
+
+    on_cluster(work)
+
+
+def test_a_redrive_passes_by_a_limited_number_of_messages_and_releases_them(
+    on_cluster, monkeypatch
+):
+    monkeypatch.setattr("penstock.cluster.router._UNMOVED_MAX", 150)
+
+    async def work(cluster):
+        queues, router, dead = await with_dead_letters(cluster, 450)
+        pulls = 0
+        pull = router.spread.pull
+
+        async def count_pull(command: Pull):
+            nonlocal pulls
+            pulls += 1
+            return await pull(command)
+
+        monkeypatch.setattr(router.spread, "pull", count_pull)
+        assert await AsyncQueues(router).redrive(dead) == 1
+        assert pulls == 2
+        assert (await queues.stats(dead)).visible == 450
 
     on_cluster(work)

@@ -40,13 +40,13 @@ def test_extents_are_read_and_written_as_in_the_golden_file():
 
 def opened(term=12):
     chain = ExtentChain(3, ChainPoint(9, 4096, 41, 0))
-    chain.take(9, pack_extent(Extent(3, term, 0, 0, b"n", opens_term=True)))
+    chain.read(9, pack_extent(Extent(3, term, 0, 0, b"n", opens_term=True)))
     return chain
 
 
 def test_the_entries_of_an_extent_are_taken_in_order():
     chain = opened()
-    data, entries = chain.take(10, pack_extent(EXTENTS[1]))
+    data, entries = chain.read(10, pack_extent(EXTENTS[1]))
     assert data == DATA
     assert [each.entry_id for each in entries] == [41, 42]
     assert entries[0].offset == 4096
@@ -69,9 +69,9 @@ def test_an_extent_that_does_not_continue_the_chain_is_refused_and_changes_nothi
     chain = opened()
     before = chain.point
     with pytest.raises(BrokenChain):
-        chain.take(slot, pack_extent(extent))
+        chain.read(slot, pack_extent(extent))
     assert chain.point == before
-    assert chain.take(10, pack_extent(EXTENTS[1]))[0] == DATA
+    assert chain.read(10, pack_extent(EXTENTS[1]))[0] == DATA
 
 
 def test_every_flipped_bit_of_an_extent_is_found():
@@ -80,12 +80,12 @@ def test_every_flipped_bit_of_an_extent_is_found():
         for bit in range(8):
             damaged = packed[:at] + bytes([packed[at] ^ 1 << bit]) + packed[at + 1 :]
             with pytest.raises(BrokenChain):
-                opened().take(10, damaged)
+                opened().read(10, damaged)
 
 
 def test_an_extent_of_a_lower_term_is_skipped():
     chain = opened(term=20)
-    assert chain.take(10, pack_extent(EXTENTS[1])) == (b"", [])
+    assert chain.read(10, pack_extent(EXTENTS[1])) == (b"", [])
     assert chain.point == ChainPoint(11, 4096, 41, 20)
 
 
@@ -95,10 +95,10 @@ def test_an_entry_continues_after_void_extents_and_is_dropped_when_its_term_ends
     rest = Extent(3, 12, 4146, 41, DATA[50:])
     void = Extent(3, 11, 0, 0, b"late", opens_term=True)
     for slot, extent in enumerate((first, void), 10):
-        assert chain.take(slot, pack_extent(extent)) == (b"", [])
+        assert chain.read(slot, pack_extent(extent)) == (b"", [])
     assert chain.point is None
-    assert chain.take(12, pack_extent(rest))[0] == DATA
+    assert chain.read(12, pack_extent(rest))[0] == DATA
     chain = opened()
-    chain.take(10, pack_extent(first))
-    chain.take(11, pack_extent(Extent(3, 13, 0, 0, b"next", opens_term=True)))
+    chain.read(10, pack_extent(first))
+    chain.read(11, pack_extent(Extent(3, 13, 0, 0, b"next", opens_term=True)))
     assert chain.point == ChainPoint(12, 4096, 41, 13)

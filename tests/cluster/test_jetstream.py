@@ -28,8 +28,9 @@ from penstock.cluster.log import (
     Swap,
     Unanswered,
 )
+from penstock.cluster.membership import REPLICAS
 from penstock.cluster.nats_servers import find_program
-from penstock.cluster.owner import append_extent
+from penstock.cluster.takeover import append_extent
 from penstock.errors import BackendLost, StoreUnusable
 from penstock.url import read_url
 from tests.ports import refusing_port
@@ -43,8 +44,9 @@ def on_log(cluster_url, monkeypatch):
         address = read_address(read_url(cluster_url))
         log = JetStream(await open_client(address, "test"), address.name)
         try:
-            await log.prepare_registers(address.replicas)
-            await log.prepare(address.shards, address.replicas)
+            assert address.shards is not None
+            await log.prepare_registers(REPLICAS)
+            await log.prepare(address.shards, REPLICAS)
             await become_ready(log, address.shards)
             monkeypatch.setattr("penstock.cluster.jetstream._APPEND_S", append_s)
             return await work(log)

@@ -4,13 +4,15 @@ import asyncio
 
 import pytest
 
+from penstock.cluster.address import read_address
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.log import ReadSlots
 from penstock.cluster.membership import set_register
 from penstock.cluster.open import open_node
-from penstock.cluster.spread import NOTE
+from penstock.cluster.spread_rules import NOTE
 from penstock.errors import InvalidField, StoreInUse
 from penstock.service import ConfigureQueue, CreateQueue
+from penstock.url import read_url
 from tests.cluster.ledger import pace
 from tests.cluster.nodes import TIMEOUT_S
 
@@ -179,7 +181,7 @@ def test_a_fenced_owner_answers_nothing_and_discards_its_state(on_cluster):
         old = cluster.nodes["a"].node.owned[0]
         taken = cluster.nodes["b"].node
         await taken.end_standby(0)
-        await taken.take(0, old.term)
+        await taken.take_over(0, old.term)
         await cluster.until(lambda: 0 in taken.owned)
         old.service.submit(CreateQueue("stale"))
         await cluster.until(lambda: cluster.nodes["a"].node.owned.get(0) is not old)
@@ -241,6 +243,23 @@ def test_a_body_larger_than_a_message_of_nats_goes_through(on_cluster):
     on_cluster(work, shards=1)
 
 
+def test_a_node_that_is_started_with_another_number_of_shards_is_refused(on_cluster):
+    async def work(cluster):
+        queues = await cluster.open_queue("orders")
+        url = f"{cluster.url}&replicas=3"
+        others = (("shards=4", "shards=8"), ("shards=4", "shards=3"), ("replicas=3", "replicas=1"))
+        for other, named in others:
+            with pytest.raises(InvalidField, match=f"{other}.*leave .* out"):
+                await open_node(read_address(read_url(url.replace(other, named))))
+        unnamed = read_address(read_url(cluster.url.replace("&shards=4", "")))
+        joined = await open_node(unnamed, directory=cluster.path / "joined")
+        await joined.close()
+        await queues.push("orders", b"still there")
+        assert (await queues.pull("orders")).body == b"still there"
+
+    on_cluster(work)
+
+
 def test_two_nodes_of_one_name_are_refused(on_cluster):
     async def work(cluster):
         await cluster.add("a")
@@ -259,7 +278,7 @@ def test_a_malformed_request_to_a_node_is_refused_and_changes_nothing(on_cluster
         queues = await cluster.connect()
         await queues.create("orders")
         before = cluster.owners()
-        client = queues.service._asker._client
+        client = queues.service._shard_client._client
         name = cluster.address.name
         for request in requests:
             answer = await client.request(f"{name}.node.a.ask", request, timeout=TIMEOUT_S)

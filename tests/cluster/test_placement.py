@@ -28,6 +28,30 @@ def test_the_shard_of_a_queue_never_changes():
 GOLDEN_SHARDS = [43, 1, 54, 50]
 
 
+def test_a_shard_that_is_added_takes_its_share_from_all_others_and_nothing_else_moves():
+    names = [f"queue-{n}" for n in range(8_000)]
+    before = [placement.grown_shard(name, 4, 4) for name in names]
+    assert before == [placement.first_shard(name, 4) for name in names]
+    for shards in range(5, 13):
+        after = [placement.grown_shard(name, 4, shards) for name in names]
+        moved = [(one, other) for one, other in zip(before, after, strict=True) if one != other]
+        assert {other for _, other in moved} == {shards - 1}
+        assert {one for one, _ in moved} == set(range(shards - 1))
+        assert 0.8 < len(moved) / (len(names) / shards) < 1.2
+        before = after
+    counts = Counter(before)
+    assert max(counts.values()) < 1.3 * min(counts.values())
+
+
+def test_the_shard_of_a_queue_in_a_cluster_that_has_grown_never_changes():
+    """Every later version must move queues to these shards."""
+    names = ("orders", "orders.fifo", "a", "zebra@eu", "b", "c")
+    assert [placement.grown_shard(name, 4, 64) for name in names] == GOLDEN_GROWN
+
+
+GOLDEN_GROWN = [50, 55, 60, 14, 9, 43]
+
+
 def test_a_spread_queue_has_as_many_shards_as_it_was_given():
     for spread in (1, 3, 8, 20):
         found = placement.shards_of("orders", 8, spread)

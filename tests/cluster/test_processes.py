@@ -14,16 +14,17 @@ import pytest
 
 import penstock.aio
 from penstock.cli import main
-from penstock.cluster import calls
 from penstock.cluster.jetstream import open_client
 from penstock.cluster.operations import Operator, operate
-from penstock.cluster.placement import first_shard
+from penstock.cluster.placement import first_shard, grown_shard
+from penstock.cluster.sender import Sender
 from penstock.core.events import Claimed
 from penstock.journal import codec
 from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
 from penstock.journal.store import journals_in
 from penstock.service import Peek, Pull, Push, Stats
+from penstock.wire import shard_protocol as protocol
 from tests.cluster.ledger import LoadLedger
 from tests.cluster.processes import TIMEOUT_S
 from tests.conftest import FULL
@@ -38,13 +39,14 @@ HEALED_S = 15 * SLACK
 _names = (f"queue{n}" for n in itertools.count())
 
 
-def with_ledger(cluster, disturb, queues=4):
+def with_ledger(cluster, disturb, queues=4, names=None):
     """Runs the clients of a ledger during a fault; the violations that it found."""
+    names = names or [next(_names) for _ in range(queues)]
 
     async def work():
         await cluster.until_served()
         async with await penstock.aio.connect(cluster.url) as connected:
-            ledger = LoadLedger(connected, [next(_names) for _ in range(queues)])
+            ledger = LoadLedger(connected, names)
             await ledger.begin()
             await ledger.next_answers(50)
             await disturb(ledger)
@@ -258,21 +260,21 @@ def test_an_owner_that_was_replaced_never_answers(local_cluster):
             answered = asyncio.Event()
 
             async def take(message):
-                for token, data in calls.unpack(message.data):
-                    if data[:1] != calls.IN_PROGRESS:
+                for token, data in protocol.unpack(message.data):
+                    if data[:1] != protocol.IN_PROGRESS:
                         replies.setdefault(token, data[:1])
                         if len(replies) == len(commands):
                             answered.set()
 
             inbox = client.new_inbox()
-            await client.subscribe(inbox + calls.REPLIES, cb=take)
+            await client.subscribe(inbox + protocol.REPLIES, cb=take)
             commands = [Stats(name), Peek(name), Push(name, b"stale"), Pull(name, wait_ms=0)]
             local_cluster.signal(shard.owner, signal.SIGSTOP)
             try:
                 # They arrive while it is stopped, and are the first that it handles then.
-                sender = calls.Sender(client, inbox)
+                sender = Sender(client, inbox)
                 for token, command in enumerate(commands):
-                    (message,) = calls.write_command(command)
+                    (message,) = protocol.write_command(command)
                     sender.send(f"penstock.serve.0.{shard.term}", token, message)
                 await sender.drain()
                 await client.flush()
@@ -283,7 +285,7 @@ def test_an_owner_that_was_replaced_never_answers(local_cluster):
                 local_cluster.signal(shard.owner, signal.SIGCONT)
             async with asyncio.timeout(TIMEOUT_S):
                 await answered.wait()
-            assert set(replies.values()) <= {calls.NOT_OWNER, calls.LOST}
+            assert set(replies.values()) <= {protocol.NOT_OWNER, protocol.LOST}
             bodies = {claim.body for claim in await queues.pull_many(name, 10)}
             assert bodies == {b"before", b"after"}
             await client.close()
@@ -342,3 +344,53 @@ def test_without_a_majority_nothing_is_answered_and_it_heals(local_cluster, reco
 
     assert with_ledger(local_cluster, lose_majority) == []
     record_property("figure", f"two NATS servers stopped: healed in {max(healed):.1f} s")
+
+
+def test_a_queue_that_is_moved_while_its_owner_is_killed_keeps_every_promise(local_cluster):
+    """Row 9: the owner of the old shard is killed with -9 while `move-queue` works."""
+    (name,) = names_in_shard(0)
+    moved = []
+
+    async def move(ledger):
+        for number, (to, left) in enumerate([(2, 0), (3, 2), (0, 3)]):
+            await local_cluster.until_served()
+            victim = await local_cluster.owner(left)
+            moving = asyncio.create_task(asyncio.to_thread(local_cluster.move_queue, name, to))
+            if number == 1:
+                await ledger.next_answers(1)
+            local_cluster.signal(victim, signal.SIGKILL)
+            status = await moving
+            assert status["shards"] == [to]
+            await ledger.next_answers(100)
+            moved.append(local_cluster.spread(name))
+            local_cluster.start_again(victim)
+
+    assert with_ledger(local_cluster, move, names=[name]) == []
+    # New messages went to the last shard alone.
+    assert [each["shards"] for each in moved] == [[2], [3], [0]]
+
+
+def test_shards_are_added_while_an_owner_is_killed_and_nothing_is_lost(local_cluster):
+    """Row 9: the owner of a shard that queues leave is killed with -9 while `reshard` works.
+
+    It is the last test of this file: the cluster has six shards after it.
+    """
+    names = list(itertools.islice(_names, 12))
+    moving = [name for name in names if grown_shard(name, 4, 6) >= 4]
+
+    async def grow(ledger):
+        await local_cluster.until_served()
+        victim = await local_cluster.owner(first_shard(moving[0], 4))
+        growing = asyncio.create_task(asyncio.to_thread(local_cluster.reshard, 6))
+        await ledger.next_answers(1)
+        local_cluster.signal(victim, signal.SIGKILL)
+        growth = await growing
+        assert (growth["shards"], growth["to_move"]) == (6, 0)
+        await ledger.next_answers(100)
+        local_cluster.start_again(victim)
+        assert [local_cluster.spread(name)["shards"] for name in moving] == [
+            [grown_shard(name, 4, 6)] for name in moving
+        ]
+
+    assert moving
+    assert with_ledger(local_cluster, grow, names=names) == []

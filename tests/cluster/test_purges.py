@@ -11,7 +11,7 @@ from penstock.cluster.membership import ARCHIVE_KEY, ARCHIVE_OFF, ARCHIVE_ON, se
 from penstock.cluster.snapshots import manifest_key, note_archive
 from penstock.service import Delete, Pull, Push
 from tests.cluster.plainlog import PlainLog
-from tests.cluster.test_owner import SHARD, OwnerOnLog, filled
+from tests.cluster.test_takeover import SHARD, OwnerOnLog, filled
 
 
 @pytest.fixture

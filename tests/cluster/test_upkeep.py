@@ -6,18 +6,19 @@ import re
 
 from penstock.cli import main
 from penstock.cluster.jetstream import JetStream
-from penstock.cluster.log import ReadRegister, ReadSlots
+from penstock.cluster.log import Bounds, ReadRegister, ReadSlots
 from penstock.cluster.membership import set_register
 from penstock.cluster.nats_servers import server_config
 from penstock.cluster.operations import operate
+from penstock.cluster.placement import first_shard
 from penstock.cluster.snapshots import manifest_key
-from penstock.cluster.spread import spread_of, with_new_version, with_note
+from penstock.cluster.spread_rules import spread_of, with_new_version, with_note
 from penstock.service import ConfigureQueue, CreateQueue, Delete, DescribeQueue, Pull, Push
 from tests.cluster.ledger import pace
 from tests.cluster.nodes import TIMEOUT_S
 from tests.cluster.plainlog import PlainLog
-from tests.cluster.test_owner import SHARD, OwnerOnLog, filled
-from tests.cluster.test_spreading import spread
+from tests.cluster.test_spread_queues import spread
+from tests.cluster.test_takeover import SHARD, OwnerOnLog, filled
 
 
 def test_the_log_is_purged_only_as_far_as_it_is_archived(quick_path):
@@ -47,7 +48,7 @@ def test_the_log_is_purged_only_as_far_as_it_is_archived(quick_path):
 
 def test_an_owner_takes_a_snapshot_by_itself_once_its_journal_has_grown(on_cluster, monkeypatch):
     monkeypatch.setattr("penstock.backends.engine.upkeep.GROWTH_BYTES_MIN", 50_000)
-    monkeypatch.setattr("penstock.cluster.serving._SNAPSHOT_CHECK_S", 0.05)
+    monkeypatch.setattr("penstock.cluster.owned_shard._SNAPSHOT_CHECK_S", 0.05)
 
     async def work(cluster):
         await cluster.add("a")
@@ -81,8 +82,8 @@ def test_an_owner_takes_a_snapshot_by_itself_once_its_journal_has_grown(on_clust
 
 def test_a_server_syncs_each_append_before_it_answers(tmp_path):
     """Without it a power cut of two machines could cost what was answered."""
-    text = server_config(0, tmp_path, [1, 2, 3], [4, 5, 6], "secret")
-    (jetstream,) = re.findall(r"^jetstream \{(.*)\}$", text, re.MULTILINE)
+    text = server_config(0, tmp_path, [1, 2, 3], [4, 5, 6], "secret", 1_000)
+    (jetstream,) = re.findall(r"^jetstream \{(.*?)\}$", text, re.MULTILINE | re.DOTALL)
     assert "sync_interval: always" in jetstream
 
 
@@ -268,3 +269,40 @@ def test_status_shows_gaps_and_how_far_a_standby_is_behind(
         assert (await queues.stats("q")).visible == 9
 
     on_cluster(work, shards=1)
+
+
+def test_an_idle_cluster_appends_nothing_also_while_it_is_asked_for_stats(on_cluster, monkeypatch):
+    """Each append is a sync on three servers."""
+    # A queue that is being moved is looked at all the time.
+    monkeypatch.setattr("penstock.cluster.other_shards._MAINTENANCE_S", 0.1)
+    monkeypatch.setattr("penstock.cluster.other_shards._CHANGING_ROUNDS_MAX", 1)
+
+    async def work(cluster):
+        queues = await cluster.open_queue("plain", ("a", "b"))
+        await queues.create("hot")
+        await queues.create("moved")
+        await queues.push("moved", b"stays where it is until somebody pulls it")
+        await spread(cluster, "hot", 3)
+        home = first_shard("moved", 4)
+        await operate(cluster.address, lambda each: each.move_queue("moved", [(home + 1) % 4]))
+        for name in ("plain", "hot"):
+            await queues.push(name, b"x")
+
+        async def slots():
+            log = cluster.nodes["a"].node._replicated
+            return [(await log.execute(Bounds(shard))).last for shard in range(4)]
+
+        async def idle():
+            found = await slots()
+            for _ in range(15):
+                await queues.stats("plain")
+                await queues.stats("hot")
+                await asyncio.sleep(0.1)
+            return found == await slots()
+
+        # The rest of what the cluster has to do after its start.
+        async with asyncio.timeout(30):
+            while not await idle():
+                pass
+
+    on_cluster(work)

@@ -9,8 +9,6 @@ import msgspec
 
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.backends.loop import Pending
-from penstock.cluster import calls
-from penstock.cluster.choice import OwnerChoice
 from penstock.cluster.extent import BrokenChain, ChainPoint, Extent, pack_extent, split_entries
 from penstock.cluster.journal import NO_ARCHIVE, ReplicatedJournal
 from penstock.cluster.log import (
@@ -26,18 +24,20 @@ from penstock.cluster.log import (
 )
 from penstock.cluster.membership import NodeInfo, set_register
 from penstock.cluster.other_shards import deliver_departures
-from penstock.cluster.owner import Ownership, _swap_ownership, append_extent, read_ownership
+from penstock.cluster.ownership import OwnerChoice
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.router import Router, _pushed_back
 from penstock.cluster.snapshots import _list_snapshot, _put_chunks, keep_snapshot
-from penstock.cluster.spread import SpreadGuard
-from penstock.cluster.spreading import SpreadQueues
+from penstock.cluster.spread_queues import SpreadQueues
+from penstock.cluster.spread_rules import SpreadGuard
+from penstock.cluster.takeover import Ownership, _swap_ownership, append_extent, read_ownership
 from penstock.core.events import Claimed
 from penstock.errors import Fenced, StaleReceipt
 from penstock.journal.snapshot import pack_dedups, snapshot_paths
 from penstock.service import Delete, Pull, Redrive
-from penstock.testing.simulation.archives import SimulatedArchive
-from penstock.testing.simulation.nodes import MARK_BYTES, SimulatedNode, WatchedAnswers
+from penstock.wire import shard_protocol as protocol
+from tests.simulation.archives import SimulatedArchive
+from tests.simulation.nodes import MARK_BYTES, SimulatedNode, WatchedServer
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def next_entry(journal):
 
 
 def append_with(journal, on_mismatch):
-    """Appends as `owner.append_steps` does, but for what a refusal is taken for."""
+    """Appends as `takeover.append_steps` does, but for what a refusal is taken for."""
     while (extent := journal.next_extent()) is not None:
         after = journal.slot
         slot = None
@@ -237,7 +237,7 @@ class ServiceAnsweringPullsAtOnce:
         return getattr(self._service, name)
 
 
-class AnswersSentBeforeTheyAreKept(WatchedAnswers):
+class AnswersSentBeforeTheyAreKept(WatchedServer):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         hasty: Any = ServiceAnsweringPullsAtOnce(self.service)
@@ -250,7 +250,7 @@ def send_all(answers, caller, parts):
         answers._sender.send(caller[0], caller[1], part)
 
 
-class UnconfirmedAnswers(WatchedAnswers):
+class UnconfirmedAnswers(WatchedServer):
     def _send_confirmed(self, caller, parts):
         self.made_ms[caller] = self.now_ms()
         send_all(self, caller, parts)
@@ -259,16 +259,16 @@ class UnconfirmedAnswers(WatchedAnswers):
 class AnswersClaimsBeforeTheyAreKept(SimulatedNode):
     """Sends claims at once, and appends them at the same time."""
 
-    answers_class = AnswersSentBeforeTheyAreKept
+    server_class = AnswersSentBeforeTheyAreKept
 
 
 class AnswersAreNotConfirmed(SimulatedNode):
     """Answers what changes nothing without a proof that it is still the owner."""
 
-    answers_class = UnconfirmedAnswers
+    server_class = UnconfirmedAnswers
 
 
-class ConfirmedAtOnce(WatchedAnswers):
+class ConfirmedAtOnce(WatchedServer):
     def _confirm(self):
         super()._confirm()
         while self._unconfirmed:
@@ -279,10 +279,10 @@ class ConfirmedAtOnce(WatchedAnswers):
 class OneProofServesAllWhoWait(SimulatedNode):
     """Uses an entry as the proof of answers that were made long after it was appended."""
 
-    answers_class = ConfirmedAtOnce
+    server_class = ConfirmedAtOnce
 
 
-class ConfirmedFromTheStart(WatchedAnswers):
+class ConfirmedFromTheStart(WatchedServer):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self._confirmed_s = self._loop.time()
@@ -291,18 +291,18 @@ class ConfirmedFromTheStart(WatchedAnswers):
 class ATakeoverIsAProof(SimulatedNode):
     """Uses the end of its takeover as the instant at which it was the owner."""
 
-    answers_class = ConfirmedFromTheStart
+    server_class = ConfirmedFromTheStart
 
 
-class WaitsEndUnconfirmed(WatchedAnswers):
+class WaitsEndUnconfirmed(WatchedServer):
     def _answer(self, caller, command, result):
-        send_all(self, caller, calls.write_reply(command, result))
+        send_all(self, caller, protocol.write_reply(command, result))
 
 
 class WaitsEndWithoutAProof(SimulatedNode):
     """Ends a pull that found nothing while it waited without a proof of ownership."""
 
-    answers_class = WaitsEndUnconfirmed
+    server_class = WaitsEndUnconfirmed
 
 
 class PurgesBeforeItLists(SimulatedNode):
@@ -328,10 +328,10 @@ class ListsSnapshotsOfWhatIsNotKept(SimulatedNode):
 
 
 class ReplicaIgnoringGaps(ShardReplica):
-    def _take(self, chain, number, extent):
+    def _read_slot(self, chain, number, extent):
         chain.slot = number
         with suppress(BrokenChain):
-            super()._take(chain, number, extent)
+            super()._read_slot(chain, number, extent)
 
 
 class ReadsOverGaps(SimulatedNode):
@@ -351,8 +351,9 @@ class UnawaitedCarrier:
         self._node = node
         self._router = router
 
-    async def push_dead_letter(self, push, source):
-        self._node.begin(self._router.push_dead_letter(push, source), lambda reply, error: None)
+    async def push_dead_letter(self, push):
+        self._node.begin(self._router.push_dead_letter(push), lambda reply, error: None)
+        return 0, 0
 
 
 class EndsADepartureBeforeItsPushIsAnswered(SimulatedNode):
@@ -360,7 +361,7 @@ class EndsADepartureBeforeItsPushIsAnswered(SimulatedNode):
 
     async def carry(self, part):
         carrier: Any = UnawaitedCarrier(self, await self.opened_router())
-        await deliver_departures(part.answers, carrier)
+        await deliver_departures(part.server, carrier)
 
 
 class CarrierOmittingRepeatedDedupIds:
@@ -368,12 +369,30 @@ class CarrierOmittingRepeatedDedupIds:
         self._router = router
         self._sent = sent
 
-    async def push_dead_letter(self, push, source):
+    async def push_dead_letter(self, push):
         if push.dedup_id in self._sent:
             push = msgspec.structs.replace(push, dedup_id=None)
         else:
             self._sent[push.dedup_id] = None
-        await self._router.push_dead_letter(push, source)
+        return await self._router.push_dead_letter(push)
+
+
+class CarrierOmittingOrigins:
+    def __init__(self, router):
+        self._router = router
+
+    async def push_dead_letter(self, push):
+        context = {name: text for name, text in push.context.items() if name != ".origin"}
+        push = msgspec.structs.replace(push, context=context)
+        return await self._router.push_dead_letter(push)
+
+
+class DeadLettersGetNewIds(SimulatedNode):
+    """Pushes a dead letter to its target as a message of its own."""
+
+    async def carry(self, part):
+        carrier: Any = CarrierOmittingOrigins(await self.opened_router())
+        await deliver_departures(part.server, carrier)
 
 
 class RepeatsADepartureWithoutItsDedupId(SimulatedNode):
@@ -382,7 +401,7 @@ class RepeatsADepartureWithoutItsDedupId(SimulatedNode):
     async def carry(self, part):
         sent = vars(self.cluster).setdefault("sent", {})
         carrier: Any = CarrierOmittingRepeatedDedupIds(await self.opened_router(), sent)
-        await deliver_departures(part.answers, carrier)
+        await deliver_departures(part.server, carrier)
 
 
 class QueuesIgnoringEarlierPlaces(SpreadQueues):
@@ -411,20 +430,21 @@ class GuardIgnoringVersions(SpreadGuard):
 class TakesPushesByAnOldMap(SimulatedNode):
     """Does not compare the version of the spread that a request goes by."""
 
-    def make_answers(self, part):
+    def make_server(self, part):
         part.guard.__class__ = GuardIgnoringVersions
-        return super().make_answers(part)
+        return super().make_server(part)
 
 
 class RouterDeletingFirst(Router):
     async def _redrive_between_shards(self, command, limit):
         claims = await self._pull(Pull(command.queue, min(limit, 10), wait_ms=0))
         for claim in claims:
+            local_id = str(claim.receipt)
             to = command.to or claim.source
             if to is not None:
                 with suppress(StaleReceipt):
                     await self._by_receipt(Delete(command.queue, claim.receipt))
-                    await self._push(_pushed_back(claim, to))
+                    await self._push(_pushed_back(claim, to, local_id))
         return len(claims)
 
 
@@ -447,15 +467,15 @@ class RedriveWithoutDedupIds(SimulatedNode):
     router_class = RouterOmittingRedriveDedupIds
 
 
-class AnswersShowingUnkeptState(WatchedAnswers):
-    def _send_durable(self, caller, parts):
+class AnswersShowingUnkeptState(WatchedServer):
+    def _send_durable(self, caller, parts, is_confirmed=True):
         self._send_confirmed(caller, parts)
 
 
 class ShowsStateThatIsNotKept(SimulatedNode):
     """Says that it has no messages of a group before their deletes are kept."""
 
-    answers_class = AnswersShowingUnkeptState
+    server_class = AnswersShowingUnkeptState
 
 
 class GuardIgnoringRedriveTargets(SpreadGuard):
@@ -468,9 +488,9 @@ class GuardIgnoringRedriveTargets(SpreadGuard):
 class RedriveIgnoresTheMapOfItsTarget(SimulatedNode):
     """Redrives within a shard without comparing how the target is spread."""
 
-    def make_answers(self, part):
+    def make_server(self, part):
         part.guard.__class__ = GuardIgnoringRedriveTargets
-        return super().make_answers(part)
+        return super().make_server(part)
 
 
 class QueuesOfferingAtOnce(SpreadQueues):
@@ -636,7 +656,7 @@ class WithChoiceClass(SimulatedNode):
 class ChoiceTakingByForce(OwnerChoice):
     async def _request_shard(self, shard, owner):
         self._moving = None
-        await self._take(shard, self._owners[shard].revision)
+        await self._take_over(shard, self._owners[shard].revision)
 
 
 class TakesShardsWithoutAsking(WithChoiceClass):

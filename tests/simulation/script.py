@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 from penstock.service import CreateQueue
-from penstock.testing.simulation.cluster import Profile, SimulatedCluster
-from penstock.testing.simulation.nodes import SimulatedNode
-from penstock.testing.simulation.queues import SimulatedQueue
+from tests.simulation.cluster import Profile, SimulatedCluster
+from tests.simulation.nodes import SimulatedNode
+from tests.simulation.queues import SimulatedQueue
 
 QUIET = Profile(
     nodes=3,

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.cluster.membership import ARCHIVE_KEY
 from penstock.service import Delete, Pull, Push
-from penstock.testing.simulation.nodes import SimulatedNode
 from tests.simulation import planted
+from tests.simulation.nodes import SimulatedNode
 from tests.simulation.script import ClusterScript
 
 PADDING = b" " * 600

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.service import Delete, Pull, Push, Stats
-from penstock.testing.simulation.queues import SimulatedQueue, name_in
+from tests.simulation.queues import SimulatedQueue, name_in
 from tests.simulation.script import ClusterScript
 
 LONG_MS = 600_000

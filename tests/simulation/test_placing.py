@@ -1,6 +1,6 @@
 """Row 9: the choice of owners in runs that are scripted: each shard has one owner, and soon.
 
-Pings, registers, moves and drains are those of `cluster.choice`, which real nodes run.
+Pings, registers, moves and drains are those of `cluster.ownership`, which real nodes run.
 """
 
 import re
@@ -11,8 +11,8 @@ import pytest
 from penstock.cluster.membership import NodeInfo, Peer, set_register
 from penstock.cluster.placement import ranked
 from penstock.service import Push, Stats
-from penstock.testing.simulation.nodes import SimulatedNode
 from tests.simulation import planted
+from tests.simulation.nodes import SimulatedNode
 from tests.simulation.script import ClusterScript
 
 NODES = ["node0", "node1", "node2"]
@@ -248,7 +248,7 @@ def test_whole_logs_are_read_after_all_moves_and_not_while_a_shard_has_no_owner(
 
         holder.reading_paused = reading_paused
         holder.stand_by = note_standby
-        holder.take = note("take", holder.take)
+        holder.take_over = note("take", holder.take_over)
         holder.hand_over = note("hand over", holder.hand_over)
         node.choice._ask_to_yield = note("ask", node.choice._ask_to_yield)
 
@@ -300,7 +300,7 @@ def test_a_shard_is_taken_soon_if_the_answer_of_its_last_owner_was_lost(play, mo
     for ask_again_s in (None, 15.0):
         if ask_again_s is not None:
             # As it was.
-            monkeypatch.setattr("penstock.cluster.choice._YIELD_S", ask_again_s)
+            monkeypatch.setattr("penstock.cluster.ownership._YIELD_S", ask_again_s)
         script = play()
         owner = script.owner
         lost_ms, next_owner = move_with_a_loss(script, "answer")

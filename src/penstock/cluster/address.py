@@ -3,8 +3,10 @@
     nats:// or tls://   the NATS servers, separated by commas, with user and password or a token
                         in the first of them or in each
     name=penstock       prefix of the names of this cluster's streams and subjects
-    shards=16           number of shards of a new cluster; it cannot be changed later
-    replicas=3          how many NATS servers store each stream of a new cluster
+    shards=16           number of shards of a new cluster; `penstock cluster reshard` adds some. A
+                        node that is started with a number the cluster never had is refused
+    replicas=3          how many NATS servers store each stream of a new cluster; it cannot be
+                        changed later
     credentials=PATH    a NATS credentials file, in place of user and password
     ca=PATH             the certificate authority of the servers, for tls://
     node=NAME           the name of a node, for penstock serve; generated if absent
@@ -44,8 +46,9 @@ class ClusterAddress(NamedTuple):
     servers: tuple[str, ...]
     shown: str
     name: str
-    shards: int
-    replicas: int
+    # None if the URL does not say: a node then joins a cluster with any.
+    shards: int | None
+    replicas: int | None
     uses_tls: bool
     credentials_file: str | None
     ca_file: str | None
@@ -75,12 +78,8 @@ def read_address(url: BackendUrl) -> ClusterAddress:
     name = url.options.get("name", "penstock")
     if not _NAME.fullmatch(name):
         raise InvalidField(f"url: name={name!r} is not 1 to 40 letters, digits and hyphens")
-    shards = url.whole_number("shards", 16)
-    replicas = url.whole_number("replicas", 3)
-    if not 1 <= shards <= SHARDS_MAX:
-        raise InvalidField(f"url: shards={shards} is outside 1 to {SHARDS_MAX}")
-    if not 1 <= replicas <= 5:
-        raise InvalidField(f"url: replicas={replicas} is outside 1 to 5")
+    shards = _count(url, "shards", SHARDS_MAX)
+    replicas = _count(url, "replicas", 5)
     return ClusterAddress(
         tuple(servers),
         f"cluster:{scheme}://{','.join(shown)}",
@@ -91,6 +90,16 @@ def read_address(url: BackendUrl) -> ClusterAddress:
         url.options.get("credentials"),
         url.options.get("ca"),
     )
+
+
+def _count(url: BackendUrl, option: str, most: int) -> int | None:
+    """The number that an option names, if the URL has it. Raises InvalidField."""
+    if option not in url.options:
+        return None
+    count = url.whole_number(option, 0)
+    if not 1 <= count <= most:
+        raise InvalidField(f"url: {option}={count} is outside 1 to {most}")
+    return count
 
 
 def read_node_name(url: BackendUrl) -> str | None:

@@ -30,8 +30,9 @@ from penstock.cluster.log import LogSteps, ReadRegister, Register, until_answere
 from penstock.cluster.membership import ARCHIVE_KEY, ARCHIVE_ON
 from penstock.cluster.snapshots import note_archive
 from penstock.errors import PenstockError, StoreUnusable
+from penstock.files import check_named, make_directories
+from penstock.journal.disk import Storage
 from penstock.journal.segments import Segments
-from penstock.journal.storage import Storage
 
 FILE_BYTES: Final = 4 * 1024 * 1024
 # How much of the stream is written at a time.
@@ -63,6 +64,13 @@ class ShardArchive:
         self._using = threading.Lock()
         self._is_closed = False
 
+    def _prepare(self, archive: Path) -> None:
+        try:
+            make_directories(archive)
+            check_named(archive)
+        except OSError as error:
+            raise StoreUnusable(f"{archive}: cannot be used: {error.strerror}") from None
+
     def open(self, first_position: int, first_sequence: int, end_position: int) -> int:
         """Opens the files; returns the position of the stream at which they end.
 
@@ -73,7 +81,7 @@ class ShardArchive:
             if self._is_closed:
                 raise StoreUnusable(f"{self.directory}: the archive is closed")
             if self._segments is None:
-                self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._prepare(self.directory.parent)
                 self._segments = Segments.open(
                     self.directory,
                     file_bytes=self._file_bytes,

@@ -99,7 +99,7 @@ class ExtentChain:
             return None
         return ChainPoint(self.slot, self.position, self.sequence, self.term)
 
-    def take(self, slot: int, packed: bytes) -> tuple[bytes, list[StoredEntry]]:
+    def read(self, slot: int, packed: bytes) -> tuple[bytes, list[StoredEntry]]:
         """Reads the next slot: the bytes of the entries that it completes, and these entries.
 
         Raises BrokenChain, and then changes nothing.

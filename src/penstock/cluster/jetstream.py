@@ -16,6 +16,7 @@ used: one mismatch halts a replicated stream (2.14.6, 2.15.1).
 import asyncio
 import base64
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
@@ -32,6 +33,7 @@ from penstock.cluster.log import (
     Bounds,
     Demote,
     DropChunks,
+    LogFull,
     LogRequest,
     LogSlot,
     LogSteps,
@@ -52,6 +54,8 @@ from penstock.errors import BackendLost, StoreUnusable
 
 T = TypeVar("T")
 _WRONG_LAST: Final = 10071
+# No room: the server's limit of storage, that of the account, or that of the stream.
+_FULL: Final = frozenset({10023, 10047, 10002, 10028, 10077, 10122})
 _NOT_FOUND: Final = 404
 # A request without an answer for so long was lost, probably when the stream's leader changed.
 _TIMEOUT_S: Final = 2.0
@@ -83,6 +87,7 @@ _NO_LIMITS: Final = {
 }
 # The error for a stream that exists with other settings, which an operator may have chosen.
 _OTHER_SETTINGS: Final = 10058
+_INFOS_MAX: Final = 4
 _encode_json = msgspec.json.encode
 _decode_json = msgspec.json.decode
 
@@ -207,8 +212,14 @@ class JetStream:
         """Executes the request. Raises Mismatch or Unanswered."""
         try:
             return cast(T, await self._answers[type(request)](request))
+        except nats.errors.NoRespondersError as error:
+            raise Unanswered(
+                f"{type(request).__name__}: no NATS server takes it: the stream has no leader, or "
+                "JetStream is disabled"
+            ) from error
         except (TimeoutError, nats.errors.Error, OSError) as error:
-            raise Unanswered(f"{type(request).__name__}: {error or 'no answer'}") from error
+            reason = str(error) or "no answer from NATS"
+            raise Unanswered(f"{type(request).__name__}: {reason}") from error
 
     async def run(self, steps: LogSteps[T]) -> T:
         """Runs steps to their end. Raises what they raise."""
@@ -287,6 +298,22 @@ class JetStream:
             raise Unanswered(f"{subject}: {reply['error'].get('description')}")
         return reply
 
+    async def stream_infos(self, shards: int) -> list[dict[str, Any]]:
+        """What the leaders of some streams say of these, each with the time of its answer here.
+
+        The leaders are on different servers, if these share the work.
+        """
+        infos: list[dict[str, Any]] = []
+        for kind in (
+            "registers",
+            "chunks",
+            *(f"shard_{n}" for n in range(min(shards, _INFOS_MAX))),
+        ):
+            with suppress(TimeoutError, Unanswered, nats.errors.Error, OSError):
+                info = await self._checked_api(f"STREAM.INFO.{self._name}_{kind}")
+                infos.append({**info, "answered_ms": time.time_ns() // 1_000_000})
+        return infos
+
     async def move_leader_here(self, shard: int) -> None:
         """Moves the leader of the shard's stream to the server that this client is connected to."""
         stream = f"{self._name}_shard_{shard}"
@@ -333,7 +360,8 @@ class JetStream:
             return int(reply["seq"])
         if error.get("err_code") == _WRONG_LAST:
             raise Mismatch
-        raise Unanswered(f"{subject}: {error.get('description')}")
+        kind = LogFull if error.get("err_code") in _FULL else Unanswered
+        raise kind(f"{subject}: NATS refused it: {error.get('description')}")
 
     async def _append(self, request: Append) -> int:
         headers = {"Nats-Expected-Last-Sequence": str(request.after)}

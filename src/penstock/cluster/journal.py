@@ -3,7 +3,7 @@
 The engine appends entries at any rate. While one extent is being appended to the log, new entries
 wait here; together they are the next extent. Only one append is in flight at a time (rule 5 of
 `log`), so load makes extents larger, not more frequent. This class does no I/O on the log:
-`next_extent` returns what to append, and `owner.append_steps` reports the result by `kept` or
+`next_extent` returns what to append, and `takeover.append_steps` reports the result by `kept` or
 `fail`.
 """
 
@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from penstock.cluster.contents import Contents
 from penstock.cluster.extent import OVERHEAD_BYTES, ChainPoint, Extent, pack_extent
-from penstock.cluster.log import EXTENT_BYTES_MAX
+from penstock.cluster.log import EXTENT_BYTES_MAX, LogFull, Unanswered
+from penstock.cluster.stream_copy import StreamCopy
 from penstock.core.events import AnyEvent, Pushed
 from penstock.core.runs import Run
 from penstock.errors import (
@@ -49,7 +49,7 @@ class ReplicatedJournal:
         self,
         shard: int,
         term: int,
-        contents: Contents,
+        contents: StreamCopy,
         end: ChainPoint,
         marks: Sequence[ChainPoint] = (),
         mark_bytes: int = MARK_BYTES,
@@ -67,6 +67,9 @@ class ReplicatedJournal:
         self.archived_position = NO_ARCHIVE
         # The revision of the register that ended the archive of the cluster; 0 if none did.
         self.archive_ended = 0
+        # Why the extent in flight is not durable yet; None if its first attempt is under way. A
+        # full log stays the reason: while NATS elects leaders, later attempts get no answer.
+        self.delay: Unanswered | None = None
         # Called when there is something to append and there was nothing before.
         self.wake: Callable[[], object] = _nothing
         # Called whenever an extent has become durable.
@@ -174,6 +177,10 @@ class ReplicatedJournal:
             events = codec.decode_number(data, data_position, number)
             yield from (event for event in events if concerns(event, number))
             yield None
+
+    def index_rest(self) -> Iterator[None]:
+        """Nothing: the local copy is read as it is."""
+        return iter(())
 
     def _blocks(self) -> Iterator[tuple[bytes, int]]:
         position = self._contents.first_position
@@ -345,10 +352,16 @@ class ReplicatedJournal:
         data = b"".join(parts)
         return pack_extent(Extent(self.shard, self.term, position, first, data, goes_on=goes_on))
 
+    def delayed(self, error: Unanswered) -> None:
+        """Notes why an attempt to append the extent in flight was not answered."""
+        if type(self.delay) is not LogFull:
+            self.delay = error
+
     def kept(self, slot: int) -> None:
         """Notes that the extent in flight has this slot: its entries are durable."""
         assert self._sending is not None, "no extent is in flight"
         self.slot = slot
+        self.delay = None
         self._sending = None
         reached, self._sent_position, self._sent_is_whole = self._sending_ends
         self.durable_sequence = max(self.durable_sequence, reached)

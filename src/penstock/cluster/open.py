@@ -8,8 +8,7 @@ executes the commands of its clients.
 import asyncio
 import secrets
 import socket
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
@@ -22,11 +21,14 @@ from penstock.cluster.membership import (
     ARCHIVE_KEY,
     ARCHIVE_OFF,
     ARCHIVE_ON,
+    REPLICAS,
     create_or_read_settings,
     read_cluster_settings,
     set_register,
 )
 from penstock.cluster.node import ClusterNode
+from penstock.cluster.node_clock import open_clock
+from penstock.cluster.node_directory import NodeDirectory
 from penstock.cluster.router import Router
 from penstock.errors import BackendLost, InvalidField
 from penstock.service import REDRIVE_MAX, AsyncQueueService, Command, QueueService
@@ -55,8 +57,13 @@ def _refuse_clock(clock: Clock | None) -> None:
         raise InvalidField("clock: a cluster uses the clocks of its nodes; leave it out")
 
 
-async def open_router(address: ClusterAddress) -> Router:
-    """A router to a cluster that has been started. Raises BackendLost."""
+async def open_router(
+    address: ClusterAddress, draw: Callable[[int], int] = secrets.randbelow
+) -> Router:
+    """A router to a cluster that has been started. Raises BackendLost.
+
+    `draw` gives a random number below its argument.
+    """
     client = await open_client(address, "penstock router")
     replicated = JetStream(client, address.name)
     loop = asyncio.get_running_loop()
@@ -69,7 +76,7 @@ async def open_router(address: ClusterAddress) -> Router:
                 found = None
             if found is not None:
                 settings = read_cluster_settings(found)
-                return await Router.open(replicated, client, address.name, settings)
+                return await Router.open(replicated, client, address.name, settings, draw=draw)
             if loop.time() > give_up:
                 raise BackendLost(
                     f"{address.shown}: the cluster {address.name!r} has no node yet; "
@@ -90,7 +97,6 @@ class NodeService:
     def __init__(self, node: ClusterNode, router: Router) -> None:
         self.node = node
         self.router = router
-        vars(self)["LACKS"] = router.LACKS
 
     async def execute(self, command: Command[R]) -> R:
         """Executes the command on the owner of its shard."""
@@ -131,29 +137,34 @@ async def open_node(
     name = node or f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(3)}"
     client = await open_client(address, f"penstock node {name}")
     replicated = JetStream(client, address.name)
+    copies: NodeDirectory | None = None
     try:
-        await replicated.prepare_registers(address.replicas)
+        await replicated.prepare_registers(address.replicas or REPLICAS)
         settings = await replicated.run(create_or_read_settings(address.shards, address.replicas))
         await replicated.prepare(settings.shards, settings.replicas)
         archive_revision = 0
         if archive is not None:
             value = ARCHIVE_OFF if archive_path is None else ARCHIVE_ON
             archive_revision = await replicated.run(set_register(ARCHIVE_KEY, value))
-        router = await Router.open(replicated, client, address.name, settings)
-        path = directory or Path(tempfile.mkdtemp(prefix="penstock-node-"))
+        node_clock = await open_clock(replicated, settings.shards)
+        router = await Router.open(replicated, client, address.name, settings, node_clock.now_ms)
+        copies = NodeDirectory(directory)
         member = ClusterNode(
             name,
             replicated,
             client,
             address.name,
             settings,
-            path,
+            copies,
+            node_clock,
             clock,
             archive_path,
             archive_revision,
         )
         await member.start(router)
     except BaseException:
+        if copies is not None:
+            copies.remove()
         await client.close()
         raise
     return NodeService(member, router)

@@ -1,7 +1,8 @@
-"""Operations on a cluster: show its status, move a shard, drain a node, spread a queue."""
+"""Operations on a cluster: show its status, move a shard or a queue, drain a node."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -9,21 +10,28 @@ import nats.errors
 from nats.aio.client import Client
 
 from penstock.clock import SystemClock
-from penstock.cluster.address import ClusterAddress
-from penstock.cluster.asking import ShardAsker
+from penstock.cluster.address import SHARDS_MAX, ClusterAddress
 from penstock.cluster.jetstream import JetStream, open_client
 from penstock.cluster.known_queues import KnownQueues
 from penstock.cluster.log import ReadRegister, ReadRegisters, Unanswered
 from penstock.cluster.membership import (
+    ANY_SHARDS,
+    GROWTH,
     ClusterSettings,
     NodeInfo,
+    check_settings_known,
+    grow,
     read_cluster_settings,
     read_node,
     set_register,
 )
-from penstock.cluster.owner import owner_key, read_ownership
-from penstock.cluster.respreading import Respreading, SpreadStatus
+from penstock.cluster.node_clock import open_clock
+from penstock.cluster.resharding import Growth, Resharding
+from penstock.cluster.shard_client import ShardClient
+from penstock.cluster.spread_changes import SpreadChanges, SpreadStatus
+from penstock.cluster.takeover import owner_key, read_ownership
 from penstock.errors import BackendLost, InvalidField
+from penstock.service import check_number
 
 T = TypeVar("T")
 _ASK_S: Final = 2.0
@@ -47,6 +55,8 @@ class ShardStatus(msgspec.Struct, frozen=True):
     archive_error: str = ""
     # How often its owner and its standbys found slots missing in the log.
     gaps: int = 0
+    # Why nothing can be appended to its log; empty if it can.
+    stall: str = ""
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
@@ -59,6 +69,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     owned: int
     standby: int
     gaps: int
+    # How far the clock of its machine is ahead of the time that it uses; 0 if it is about right.
+    clock_ahead_ms: int = 0
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):
@@ -66,6 +78,8 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 
     nodes: list[NodeStatus]
     shards: list[ShardStatus]
+    # If the cluster has more shards than it was created with.
+    growth: Growth | None = None
 
 
 class Operator:
@@ -78,6 +92,8 @@ class Operator:
         self._replicated = replicated
         self._name = name
         self._settings = settings
+        # Set before queues are asked for: versions of spreads are made of the time.
+        self._now_ms: Callable[[], int] = SystemClock().now_ms
 
     async def status(self) -> ClusterStatus:
         """The status of all nodes and shards, from the registers and the nodes."""
@@ -93,17 +109,28 @@ class Operator:
         shown = [
             NodeStatus(
                 node,
-                info.state,
+                # A node that was killed could not note in its register that it has stopped.
+                info.state if node in statuses else "down",
                 node in statuses,
                 info.endpoint,
                 len(statuses.get(node, {}).get("owned", ())),
                 len(statuses.get(node, {}).get("standby", ())),
                 sum(_gaps(statuses.get(node, {}), shard) for shard in range(self._settings.shards)),
+                statuses.get(node, {}).get("clock_ahead_ms", 0),
             )
             for node, info in nodes.items()
             if info.state != "left"
         ]
-        return ClusterStatus(shown, shards)
+        return ClusterStatus(shown, shards, await self._growth())
+
+    async def _growth(self) -> Growth | None:
+        """How far the growth of the cluster has come, if it has grown."""
+        if not self._settings.created_shards:
+            return None
+        with suppress(BackendLost, Unanswered, TimeoutError):
+            async with asyncio.timeout(_ASK_S), self._asking() as known:
+                return await self._resharding(known).progress()
+        return Growth(self._settings.homes, self._settings.shards)
 
     def _shard(
         self, shard: int, owners: dict[int, Any], statuses: dict[str, dict[str, Any]]
@@ -132,6 +159,7 @@ class Operator:
             owned.get("unarchived_bytes", 0),
             owned.get("archive_error", ""),
             sum(_gaps(each, shard) for each in statuses.values()),
+            owned.get("stall", ""),
         )
 
     async def _nodes(self) -> dict[str, NodeInfo]:
@@ -147,6 +175,11 @@ class Operator:
             return None
         status: dict[str, Any] = msgspec.json.decode(answer.data)
         return status
+
+    @property
+    def shards(self) -> int:
+        """How many shards the cluster has."""
+        return self._settings.shards
 
     async def owner(self, shard: int) -> str | None:
         """The node that owns a shard according to its register; it may have stopped."""
@@ -191,15 +224,51 @@ class Operator:
 
         Raises InvalidField or QueueNotFound.
         """
-        asker = ShardAsker(self._replicated, self._client, self._name)
-        await asker.open()
-        try:
-            queues = Respreading(KnownQueues(asker, self._settings.shards), SystemClock().now_ms)
+        async with self._asking() as known:
+            queues = SpreadChanges(known, self._now_ms)
             if shards is None:
                 return await queues.status(queue)
             return await queues.spread(queue, shards)
+
+    async def move_queue(self, queue: str, to: Sequence[int]) -> SpreadStatus:
+        """Moves a queue to these shards. Raises InvalidField or QueueNotFound."""
+        registers = await self._replicated.execute(ReadRegisters("node."))
+        check_settings_known([ANY_SHARDS], registers)
+        async with self._asking() as known:
+            return await SpreadChanges(known, self._now_ms).move(queue, to)
+
+    async def reshard(self, shards: int, moved: Callable[[str], None]) -> Growth:
+        """Adds shards until there are so many, and moves the queues that belong to them.
+
+        `moved` is called after each queue. Raises InvalidField, StoreUnusable or BackendLost; what
+        was done stays so, and the same call continues.
+        """
+        check_number("shards", shards, 1, SHARDS_MAX)
+        registers = await self._replicated.execute(ReadRegisters("node."))
+        check_settings_known([GROWTH], registers)
+        if shards > self._settings.shards:
+            # The streams first: a node takes a shard as soon as it knows of it.
+            await self._replicated.prepare(shards, self._settings.replicas)
+        self._settings = await self._replicated.run(grow(shards))
+        async with self._asking() as known:
+            resharding = self._resharding(known)
+            await resharding.wait_for_owners()
+            await resharding.place_queues(moved)
+            return await resharding.progress()
+
+    def _resharding(self, known: KnownQueues) -> Resharding:
+        return Resharding(known, SpreadChanges(known, self._now_ms))
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[KnownQueues]:
+        clock = await open_clock(self._replicated, self._settings.shards)
+        self._now_ms = clock.now_ms
+        shard_client = ShardClient(self._replicated, self._client, self._name)
+        await shard_client.open()
+        try:
+            yield KnownQueues(shard_client, self._settings)
         finally:
-            await asker.close()
+            await shard_client.close()
 
     async def _check_node(self, node: str) -> None:
         nodes = await self._nodes()

@@ -1,7 +1,9 @@
 """Maps queues to shards and shards to nodes: pure functions of names and numbers.
 
-A queue's shard is a hash of its name. A hot queue is spread over `k` consecutive shards; a push
-goes to the shard of its group, or of its dedup id, or to each shard in turn. The nodes are ranked
+A queue's home shard is a hash of its name and of the number of shards that the cluster was created
+with, so it never changes. If the cluster has more shards now, the queue belongs to its home shard
+or to one that was added. A hot queue is spread over `k` consecutive shards; a push goes to the
+shard of its group, or of its dedup id, or to each shard in turn. The nodes are ranked
 for a shard by a hash of both names (rendezvous hashing): if a node joins or leaves, only its own
 shards move.
 """
@@ -22,9 +24,25 @@ def _hash(*parts: str) -> int:
 
 
 @lru_cache(maxsize=4_096)
-def first_shard(queue: str, shards: int) -> int:
-    """The home shard of a queue: its only one, or the first of those that it is spread over."""
-    return _hash("queue", queue) % shards
+def first_shard(queue: str, homes: int) -> int:
+    """The home shard of a queue; `homes` is with how many shards the cluster was created."""
+    return _hash("queue", queue) % homes
+
+
+def grown_shard(queue: str, homes: int, shards: int) -> int:
+    """The shard that a queue belongs to in a cluster that has grown to this many shards.
+
+    Each shard that is added gets an equal share of the queues of all others; no queue moves
+    otherwise. So the next shard to which this queue moves is numbered n or above in `homes / n` of
+    all cases, and if it is in shard m, the next one is in `(m + 1) / n`.
+    """
+    shard, after = first_shard(queue, homes), homes
+    while True:
+        chance = (_hash("grown", str(after), queue) + 1) / 2**64
+        following = int(after / chance)
+        if following >= shards:
+            return shard
+        shard, after = following, following + 1
 
 
 def read_shard(text: str) -> int | None:
@@ -32,10 +50,10 @@ def read_shard(text: str) -> int | None:
     return int(text) if len(text) <= 4 and text.isascii() and text.isdecimal() else None
 
 
-def shards_of(queue: str, shards: int, spread: int = 1) -> list[int]:
-    """The shards of a queue that is spread over `spread` shards."""
-    first = first_shard(queue, shards)
-    return [(first + step) % shards for step in range(min(spread, shards))]
+def shards_of(queue: str, homes: int, spread: int = 1) -> list[int]:
+    """The shards of a queue that is spread over `spread` shards from its home shard on."""
+    first = first_shard(queue, homes)
+    return [(first + step) % homes for step in range(min(spread, homes))]
 
 
 def shard_for(key: str, places: list[int]) -> int:
@@ -55,17 +73,17 @@ def ranked(shard: int, nodes: Collection[str], pinned: str | None = None) -> lis
 class Elsewhere(Mapping[str, int]):
     """Maps the name of every queue whose home is another shard to that shard."""
 
-    def __init__(self, shard: int, shards: int) -> None:
+    def __init__(self, shard: int, homes: int) -> None:
         self._shard = shard
-        self._shards = shards
+        self._homes = homes
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and first_shard(name, self._shards) != self._shard
+        return isinstance(name, str) and first_shard(name, self._homes) != self._shard
 
     def __getitem__(self, name: str) -> int:
         if name not in self:
             raise KeyError(name)
-        return first_shard(name, self._shards)
+        return first_shard(name, self._homes)
 
     def __iter__(self) -> Iterator[str]:
         return iter(())

@@ -13,7 +13,6 @@ from typing import Final
 
 from penstock.backends.engine.engine import Engine
 from penstock.clock import Clock
-from penstock.cluster.contents import Contents, FileContents
 from penstock.cluster.extent import BrokenChain, ChainPoint, ExtentChain
 from penstock.cluster.journal import MARK_BYTES, ReplicatedJournal
 from penstock.cluster.log import (
@@ -27,6 +26,7 @@ from penstock.cluster.log import (
     until_answered,
 )
 from penstock.cluster.snapshots import load_snapshot, read_manifest
+from penstock.cluster.stream_copy import FileCopy, StreamCopy
 from penstock.errors import Fenced, StoreUnusable
 from penstock.journal import codec
 from penstock.journal.entry import StoredEntry
@@ -60,7 +60,7 @@ class ShardReplica:
         self,
         shard: int,
         directory: Path,
-        make_contents: Callable[[int], Contents] | None = None,
+        make_contents: Callable[[int], StreamCopy] | None = None,
         mark_bytes: int = MARK_BYTES,
     ) -> None:
         self.shard = shard
@@ -71,7 +71,7 @@ class ShardReplica:
         self._make_contents = make_contents or self._files
         self._chain: ExtentChain | None = None
         self._recovery = Recovery(None)
-        self._contents: Contents | None = None
+        self._contents: StreamCopy | None = None
         self._marks: deque[ChainPoint] = deque()
         self._mark_bytes = mark_bytes
         # Entries of the last slot that are still to be applied. Reading may end between them, if
@@ -81,8 +81,8 @@ class ShardReplica:
         # Entries before this position are in the snapshot, except for the bodies of messages.
         self._snapshot_position = 0
 
-    def _files(self, first_position: int) -> Contents:
-        return FileContents(self.directory / "stream", first_position)
+    def _files(self, first_position: int) -> StreamCopy:
+        return FileCopy(self.directory / "stream", first_position)
 
     @property
     def next_slot(self) -> int:
@@ -107,7 +107,7 @@ class ShardReplica:
             slots: list[LogSlot] = yield from until_answered(request)
             try:
                 for count, (number, extent) in enumerate(slots, 1):
-                    self._take(self._chain, number, extent)
+                    self._read_slot(self._chain, number, extent)
                     yield from self._apply_all()
                     if count % _SLOTS_PER_STEP == 0:
                         yield from self._give_turn()
@@ -135,7 +135,7 @@ class ShardReplica:
     def take_if_next(self, number: int, extent: bytes) -> None:
         """Applies a slot that is known to be kept without reading it, if it is the next one."""
         if self._chain is not None and self._chain.slot == number and not self._unapplied:
-            self._take(self._chain, number, extent)
+            self._read_slot(self._chain, number, extent)
             while self._unapplied:
                 self._apply(self._unapplied.popleft())
 
@@ -153,9 +153,9 @@ class ShardReplica:
         self._unapplied.clear()
         self._chain = ExtentChain(self.shard, start)
 
-    def _take(self, chain: ExtentChain, number: int, extent: bytes) -> None:
+    def _read_slot(self, chain: ExtentChain, number: int, extent: bytes) -> None:
         point = chain.point
-        data, entries = chain.take(number, extent)
+        data, entries = chain.read(number, extent)
         is_far = not self._marks or chain.position - self._marks[-1].position >= self._mark_bytes
         if point is not None and data and is_far:
             self._marks.append(point)

@@ -1,12 +1,13 @@
 """The cluster as one queue service: sends each command to the owners of its queue's shards.
 
-`asking` finds the owner of a shard and repeats commands; `spreading` has the commands of a queue
-that may be in several shards. This module has the commands that concern several queues, or that
-contain their shard: batches, receipts, lists of all queues, dead letters and redrive.
+`shard_client` finds the owner of a shard and repeats commands; `spread_queues` has the commands of
+a queue that may be in several shards. This module has the commands that concern several queues, or
+that contain their shard: batches, receipts, lists of all queues, dead letters and redrive.
 """
 
 import asyncio
 import itertools
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Final, TypeVar, cast
@@ -14,18 +15,20 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 import msgspec
 from nats.aio.client import Client
 
-from penstock.backends.parts import PAGE_QUEUES, takes_pages
+from penstock.backends.long_commands import PAGE_QUEUES, takes_pages
 from penstock.clock import SystemClock
-from penstock.cluster.asking import ShardAsker
-from penstock.cluster.attempts import COMMAND_TIMEOUT_S
+from penstock.cluster.histories import read_history
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.known_queues import gather_all
 from penstock.cluster.log import ReadRegisters
 from penstock.cluster.membership import ClusterSettings, check_settings_known, later_settings_in
+from penstock.cluster.origins import as_redriven, as_shown
 from penstock.cluster.placement import first_shard, shard_of_id
-from penstock.cluster.pulling import pull_from_shard
-from penstock.cluster.spread import SpreadChanged, without_note
-from penstock.cluster.spreading import SpreadQueues
+from penstock.cluster.retry import COMMAND_TIMEOUT_S, next_pause_s
+from penstock.cluster.shard_client import ShardClient
+from penstock.cluster.spread_pulls import pull_from_shard
+from penstock.cluster.spread_queues import SpreadQueues
+from penstock.cluster.spread_rules import SpreadChanged, without_note
 from penstock.errors import (
     BackendLost,
     InvalidField,
@@ -54,7 +57,10 @@ from penstock.service import (
     ListQueues,
     Message,
     Peek,
+    PeekFrom,
+    PeekIds,
     Pull,
+    PullIds,
     Purge,
     Push,
     PushMany,
@@ -62,18 +68,21 @@ from penstock.service import (
     QueueInfo,
     QueueStats,
     Redrive,
+    RedriveIds,
     Release,
+    ReturnIds,
     Stats,
     check_name,
     check_number,
     check_unused,
+    refuse_command,
 )
 
 R = TypeVar("R")
-# The key in a message's context of the queue that it was dead-lettered from.
-SOURCE_NOTE: Final = ".source"
-_RETRY_S: Final = 0.01
-_RETRY_S_MAX: Final = 0.25
+# Many more than shards, so that each shard is the first as often as any other.
+_TURNS: Final = 1 << 32
+# How many messages a redrive may pass by because they have nowhere to go.
+_UNMOVED_MAX: Final = 10_000
 _BY_RECEIPT: Final = (Delete, Extend, Release)
 
 
@@ -81,29 +90,32 @@ class Router:
     """An `AsyncQueueService` over all shards of a cluster."""
 
     LACKS: ClassVar[Mapping[str, str]] = {
-        "dead-letter id": "a dead letter whose queue is in another shard is a new message there",
+        "peek pages": "the shards of a queue have no order in common",
+        "by id": "it is not known which shard has a message",
     }
     redrive_max: int = REDRIVE_MAX
 
     def __init__(
         self,
-        asker: ShardAsker,
+        shard_client: ShardClient,
         settings: ClusterSettings,
         connection: JetStream,
         now_ms: Callable[[], int] | None = None,
+        draw: Callable[[int], int] = secrets.randbelow,
     ) -> None:
-        """`connection` is closed with the router; `now_ms` replaces the system clock."""
-        self.ask = asker.ask
-        self.spread = SpreadQueues(asker, settings.shards, now_ms or SystemClock().now_ms)
+        """`connection` is closed with the router; `now_ms` replaces the system clock.
+
+        `draw` gives a random number below its argument.
+        """
+        self.ask = shard_client.ask
+        now_ms = now_ms or SystemClock().now_ms
+        self.spread = SpreadQueues(shard_client, settings, now_ms, draw(_TURNS))
         self.finish_spread_change = self.spread.finish_spread_change
         self.remove_stale_copy = self.spread.remove_stale_copy
-        self._asker = asker
+        self._shard_client = shard_client
         self._settings = settings
         self._connection = connection
         self._loop = asyncio.get_running_loop()
-        if settings.shards == 1:
-            # What LACKS lists is missing between shards only; it is a class attribute of services.
-            vars(self)["LACKS"] = {}
 
     @classmethod
     async def open(
@@ -113,24 +125,25 @@ class Router:
         name: str,
         settings: ClusterSettings,
         now_ms: Callable[[], int] | None = None,
+        draw: Callable[[int], int] = secrets.randbelow,
     ) -> "Router":
         """Opens a router on a connection, which it closes when it is closed. Raises Unanswered."""
-        asker = ShardAsker(replicated, client, name)
+        shard_client = ShardClient(replicated, client, name)
         try:
-            await asker.open()
+            await shard_client.open()
         except BaseException:
-            await asker.close()
+            await shard_client.close()
             raise
-        return cls(asker, settings, replicated, now_ms)
+        return cls(shard_client, settings, replicated, now_ms, draw)
 
     async def close(self) -> None:
         """Ends all commands in progress with EngineClosed, and closes the connection."""
-        await self._asker.close()
+        await self._shard_client.close()
         await self._connection.close()
 
     def shard_of(self, queue: object) -> int:
         """The home shard of a queue. Raises InvalidField if it is not a valid name."""
-        return first_shard(check_name(queue), self._settings.shards)
+        return self.spread.home(queue)
 
     # Commands.
 
@@ -140,8 +153,14 @@ class Router:
         handler = _HANDLERS.get(kind)
         if handler is not None:
             return cast(R, await handler(self, command))
-        if not hasattr(command, "queue"):
-            raise InvalidField(f"command: a cluster does not support {kind.__name__}")
+        if not hasattr(command, "queue") or kind in (
+            PeekFrom,
+            PeekIds,
+            PullIds,
+            ReturnIds,
+            RedriveIds,
+        ):
+            refuse_command(command, self.LACKS, "a cluster")
         return await self.ask(self.shard_of(command.queue), command)
 
     async def _push(self, command: Push) -> PushReply:
@@ -162,12 +181,12 @@ class Router:
         home = self.shard_of(command.queue)
         if self.spread.places(command.queue) is None and not command.wait_ms:
             with suppress(SpreadChanged):
-                claims = await pull_from_shard(self._asker, home, command)
+                claims = await pull_from_shard(self._shard_client, home, command)
                 return [_with_shard(claim, home) for claim in claims]
         return [_with_shard(claim, shard) for shard, claim in await self.spread.pull(command)]
 
     async def _peek(self, command: Peek) -> list[Message]:
-        return [_with_source(message) for message in await self.spread.peek(command)]
+        return [as_shown(message) for message in await self.spread.peek(command)]
 
     async def _stats(self, command: Stats) -> QueueStats:
         return await self.spread.stats(command)
@@ -176,7 +195,7 @@ class Router:
         return await self.spread.purge(command)
 
     async def _by_receipt(self, command: Any) -> Any:
-        shard, receipt = self._read_receipt(command.receipt)
+        shard, receipt = await self._read_receipt(command.receipt)
         home = self.shard_of(command.queue)
         try:
             return await self.ask(shard, msgspec.structs.replace(command, receipt=receipt))
@@ -187,13 +206,13 @@ class Router:
         await self.ask(home, DescribeQueue(command.queue))
         raise _foreign_receipt()
 
-    def _read_receipt(self, receipt: object) -> tuple[int, str]:
+    async def _read_receipt(self, receipt: object) -> tuple[int, str]:
         """The shard of a receipt, and the receipt for that shard. Raises InvalidReceipt."""
         shard, dash, rest = str(receipt).partition("-")
         if not dash or len(shard) != 3 or shard.strip("0123456789abcdef"):
             raise _foreign_receipt()
         number = int(shard, 16)
-        if number >= self._settings.shards:
+        if not await self.spread.known.has_shard(number):
             raise _foreign_receipt()
         return number, rest
 
@@ -220,7 +239,7 @@ class Router:
                     await self.spread.describe(queue)
             if left:
                 await asyncio.sleep(pause_s)
-                pause_s = min(pause_s + _RETRY_S, _RETRY_S_MAX)
+                pause_s = next_pause_s(pause_s)
         return replies
 
     async def _try_batch(
@@ -243,7 +262,7 @@ class Router:
                     else:
                         groups.setdefault(found, []).append((place, item))
                 elif isinstance(item, _BY_RECEIPT):
-                    shard, receipt = self._read_receipt(item.receipt)
+                    shard, receipt = await self._read_receipt(item.receipt)
                     self.shard_of(item.queue)
                     placed = (place, msgspec.structs.replace(item, receipt=receipt))
                     groups.setdefault((shard, 0), []).append(placed)
@@ -280,11 +299,12 @@ class Router:
 
     async def _history(self, command: History) -> Any:
         shard = shard_of_id(command.id, self._settings.identity)
-        if shard is None or shard >= self._settings.shards:
+        if shard is None or not await self.spread.known.has_shard(shard):
             raise MessageNotFound(
                 f"id: {str(command.id)[:60]!r} is not the id of a message of this cluster"
             )
-        return await self.ask(shard, command)
+        identity, shards = self._settings.identity, self._settings.shards
+        return await read_history(self.ask, identity, shards, shard, command)
 
     # Queues.
 
@@ -296,52 +316,53 @@ class Router:
 
     async def _create(self, command: CreateQueue) -> QueueInfo:
         await self._check_known(command.settings)
-        made = await self._create_dead_letter_queue(command)
-        try:
-            info = await self.spread.create(command)
-        except PenstockError:
-            for name in made:
-                await self._delete_if_possible(name)
-            raise
-        return msgspec.structs.replace(info, also_created=made) if made else info
+        missing = await self._missing_dead_letter(command)
+        return await self._also_create(missing, await self.spread.create(command))
 
-    async def _create_dead_letter_queue(self, command: CreateQueue | ConfigureQueue) -> list[str]:
-        """Creates the dead-letter queue in a queue's settings, if its home is another shard.
+    async def _configure(self, command: ConfigureQueue) -> QueueInfo:
+        await self._check_known(command.settings)
+        missing = await self._missing_dead_letter(command)
+        return await self._also_create(missing, await self.spread.configure(command))
 
-        Returns the names of the queues that it has created.
+    async def _missing_dead_letter(
+        self, command: CreateQueue | ConfigureQueue
+    ) -> CreateQueue | None:
+        """The creation of the dead-letter queue in these settings, if its home is another shard.
+
+        None if it exists, or if its shard is that of its source, which creates both at once.
         """
         settings: Any = command.settings
         dead = settings.get("dead_letter") if type(settings) is dict else None
         if type(dead) is not str or dead == command.queue:
-            return []
+            return None
         shard = self.shard_of(command.queue)
-        target = first_shard(check_name(dead, "dead_letter"), self._settings.shards)
+        target = first_shard(check_name(dead, "dead_letter"), self._settings.homes)
         if target == shard:
-            return []
+            return None
         fifo = bool(settings.get("fifo", False))
         if type(command) is ConfigureQueue:
             info = await self.ask(shard, DescribeQueue(command.queue))
             fifo = info.settings.fifo
         try:
             found = await self.ask(target, DescribeQueue(dead))
-        except PenstockError:
-            await self.ask(target, CreateQueue(dead, {"fifo": fifo}))
-            return [dead]
+        except QueueNotFound:
+            return CreateQueue(dead, {"fifo": fifo})
         if found.settings.fifo != fifo:
             raise InvalidField(
                 f"dead_letter: {command.queue!r} and {dead!r} must both be fifo, or neither"
             )
-        return []
+        return None
 
-    async def _delete_if_possible(self, name: str) -> None:
-        with suppress(PenstockError):
-            await self.ask(self.shard_of(name), DeleteQueue(name))
+    async def _also_create(self, missing: CreateQueue | None, info: QueueInfo) -> QueueInfo:
+        """Creates the dead-letter queue of a queue that was created or configured.
 
-    async def _configure(self, command: ConfigureQueue) -> QueueInfo:
-        await self._check_known(command.settings)
-        made = await self._create_dead_letter_queue(command)
-        info = await self.spread.configure(command)
-        return msgspec.structs.replace(info, also_created=made) if made else info
+        It comes second, so that nothing must be removed if its source is refused. If it fails, its
+        dead letters wait in the outbox of their shard, and the repeated command creates it.
+        """
+        if missing is None:
+            return info
+        await self.spread.create(missing)
+        return msgspec.structs.replace(info, also_created=[missing.queue])
 
     async def _describe(self, command: DescribeQueue) -> QueueInfo:
         return without_note(await self.ask(self.shard_of(command.queue), command))
@@ -362,7 +383,7 @@ class Router:
         await self.spread.remove(command)
 
     async def _list(self, command: ListQueues) -> list[str]:
-        lists = await self._ask_all(command)
+        lists = await gather_all(self.ask(home, command) for home in range(self._settings.homes))
         return sorted(set(itertools.chain.from_iterable(lists)))[: command.limit]
 
     async def _describe_all(self, command: DescribeQueues) -> list[QueueInfo]:
@@ -375,7 +396,7 @@ class Router:
                     if info.queue not in found or self.shard_of(info.queue) == shard:
                         found[info.queue] = without_note(info)
 
-        await gather_all([describe(shard) for shard in range(self._settings.shards)])
+        await gather_all([describe(home) for home in range(self._settings.homes)])
         return [found[name] for name in sorted(found)[: command.limit]]
 
     async def _pages(
@@ -394,25 +415,21 @@ class Router:
                 return
             count, after = count + len(page), page[-1].queue
 
-    async def _ask_all(self, command: Command[R]) -> Sequence[R]:
-        shards = range(self._settings.shards)
-        return await gather_all(self.ask(shard, command) for shard in shards)
-
     # Between shards.
 
-    async def push_dead_letter(self, push: Push, source: str | None) -> None:
-        """Pushes a dead letter to its queue in another shard; its context names its source."""
-        if source is not None:
-            context = {**(push.context or {}), SOURCE_NOTE: source}
-            push = msgspec.structs.replace(push, context=context)
-        await self._push(push)
+    async def push_dead_letter(self, push: Push) -> tuple[int, int]:
+        """Pushes a dead letter to its queue; its shard and number there."""
+        reply = await self._push(push)
+        return shard_of_id(reply.id, self._settings.identity) or 0, reply.sequence
 
     async def _redrive(self, command: Redrive) -> int:
         give_up_s = self._loop.time() + COMMAND_TIMEOUT_S
+        pause_s = 0.0
         while self._loop.time() < give_up_s:
             with suppress(SpreadChanged):
                 return await self._try_redrive(command)
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(pause_s)
+            pause_s = next_pause_s(pause_s)
         raise BackendLost(
             f"queue: the spread of {command.queue!r} is being changed, and not all shards answer; "
             "try again later"
@@ -467,33 +484,56 @@ class Router:
         If it is repeated after a crash, its pushes have the same dedup ids and add nothing.
         """
         carried = 0
-        left: list[Claim] = []
+        # The receipts of claims that were not moved; a redrive that ends releases them.
+        held: dict[str, None] = {}
         try:
             while carried < limit:
                 wanted = min(100, limit - carried)
-                claims = await self._pull(Pull(command.queue, wanted, wait_ms=0))
-                if not claims:
+                pulled = await self.spread.pull(Pull(command.queue, wanted, wait_ms=0))
+                if not pulled:
                     break
-                for claim in claims:
+                claims = [(claim.id, _with_shard(claim, place)) for place, claim in pulled]
+                held.update((claim.receipt, None) for _, claim in claims)
+                for local_id, claim in claims:
                     to = command.to or claim.source
-                    if to is None or to == command.queue or not await self._exists(to):
-                        left.append(claim)
+                    if to is None or to == command.queue:
                         continue
-                    await self._push(_pushed_back(claim, to))
+                    try:
+                        await self._push(_pushed_back(claim, to, local_id))
+                    except QueueNotFound:
+                        if to == command.to and not carried:
+                            raise
+                        if to == command.to:
+                            # The next redrive says so: this one has moved some.
+                            return carried
+                        continue
+                    del held[claim.receipt]
                     # If its claim has expired, it is pulled again, and that push adds nothing.
                     with suppress(StaleReceipt):
                         await self._by_receipt(Delete(command.queue, claim.receipt))
                         carried += 1
+                if len(held) > _UNMOVED_MAX:
+                    break
         finally:
-            for claim in left:
-                with suppress(PenstockError):
-                    await self._by_receipt(Release(command.queue, claim.receipt))
+            await self._release_if_possible(command.queue, [*held])
+        if not carried and len(held) > _UNMOVED_MAX:
+            raise InvalidField(
+                f"to: the first {len(held)} messages in {command.queue!r} were not dead-lettered "
+                "from a queue that still exists; name the queue to move them to"
+            )
         return carried
+
+    async def _release_if_possible(self, queue: str, receipts: list[str]) -> None:
+        """Releases claims; those that cannot be released now end when they run out."""
+        with suppress(PenstockError):
+            for at in range(0, len(receipts), BATCH_ITEMS_MAX):
+                some = receipts[at : at + BATCH_ITEMS_MAX]
+                await self._batch(Batch([Release(queue, receipt) for receipt in some]))
 
     async def _exists(self, queue: str) -> bool:
         try:
             await self.ask(self.shard_of(queue), DescribeQueue(queue))
-        except PenstockError:
+        except QueueNotFound:
             return False
         return True
 
@@ -522,32 +562,26 @@ _HANDLERS: Final[Mapping[type, Callable[[Router, Any], Awaitable[Any]]]] = {
 
 def _with_shard(claim: Claim, shard: int) -> Claim:
     """The claim for the caller: its receipt contains the shard."""
-    claim = cast(Claim, _with_source(claim))
+    claim = as_shown(claim)
     return msgspec.structs.replace(claim, proof=f"{shard:03x}-{claim.proof}")
 
 
-def _with_source(message: Message) -> Message:
-    """The message with the source that is in its context, if any."""
-    if message.context is None or SOURCE_NOTE not in message.context:
-        return message
-    context = {name: text for name, text in message.context.items() if name != SOURCE_NOTE}
-    source = message.source or message.context[SOURCE_NOTE]
-    return msgspec.structs.replace(message, source=source, context=context or None)
+def _pushed_back(claim: Claim, to: str, local_id: str) -> Push:
+    """The push of a redriven message; if it is repeated, its dedup id makes it add nothing.
 
-
-def _pushed_back(claim: Claim, to: str) -> Push:
-    """The push of a redriven message; if it is repeated, its dedup id makes it add nothing."""
-    context = {name: text for name, text in (claim.context or {}).items() if name != SOURCE_NOTE}
-    return Push(
+    That is made of its id in the shard it leaves: it gets another one whenever it comes back.
+    """
+    push = Push(
         to,
         claim.body,
         delay_ms=0,
         priority=claim.priority,
-        dedup_id=f"redriven-{claim.id}",
+        dedup_id=f"redriven-{local_id}",
         group=claim.group,
         attributes=claim.attributes or None,
-        context=context or None,
+        context=claim.context,
     )
+    return as_redriven(push, claim)
 
 
 def _foreign_receipt() -> InvalidReceipt:

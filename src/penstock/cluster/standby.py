@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Final
 
 from penstock.cluster.jetstream import JetStream
+from penstock.cluster.owned_shard import end_tasks
 from penstock.cluster.replica import ShardReplica, never_paused
-from penstock.cluster.serving import end_tasks
 from penstock.errors import PenstockError
 
 # The log is read again after this time, if no hint of the owner came before.
