@@ -1,5 +1,6 @@
 """One Spark session for all of these tests: starting it costs more than any of them."""
 
+import contextlib
 import os
 import warnings
 from importlib.util import find_spec
@@ -46,3 +47,29 @@ def queues(url):
     """The queues there."""
     with penstock.connect(url) as queues:
         yield queues
+
+
+@pytest.fixture
+def shown():
+    """What somebody who waits is shown: each status of the steps, from the beginning."""
+    with watched_steps() as found:
+        yield found
+
+
+@contextlib.contextmanager
+def watched_steps():
+    """A list to which each status of the steps is added."""
+    from penstock.spark.progress import StepStatus, show_steps, status
+
+    found: list[StepStatus] = []
+
+    def add():
+        now = status()
+        if now is not None:
+            found.append(now)
+
+    show_steps(add)
+    try:
+        yield found
+    finally:
+        show_steps()

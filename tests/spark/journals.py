@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.core.events import AnyEvent
 from penstock.journal import codec
-from penstock.journal.fileheader import PAGE_BYTES
+from penstock.journal.header_page import PAGE_BYTES
 from penstock.journal.segments import Segments
 
 FILE_BYTES = 64 * 1024

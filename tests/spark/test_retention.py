@@ -14,73 +14,46 @@ import pyarrow.compute as pc
 import penstock
 from penstock import cli
 from penstock.clock import ManualClock
-from penstock.spark import distribute, part_events, retention, seals
-from penstock.spark import lake as lakes
-from penstock.spark.audit import audit, is_judged
-from penstock.spark.checks import check_events
-from penstock.spark.derive import DerivedTables, derive, is_up_to_date, table_of
-from penstock.spark.duck import DuckConnection
-from penstock.spark.ingest import events_table, ingest
+from penstock.spark import queries
+from penstock.spark.audit import audit
+from penstock.spark.bronze import events_table, ingest
 from penstock.spark.lake import Lake, LakeBusy, Table, locked
 from penstock.spark.retention import drop_before
-from penstock.spark.seals import count_dropped, pending_plan
-from penstock.spark.tables import MESSAGES, PART_TABLES, QUEUE_EVENTS, WHOLE_TABLES
+from penstock.spark.tables import MESSAGES, QUEUE_EVENTS, TABLES
+from penstock.spark.update import Updated, count_dropped, is_up_to_date, table_of, update
 from tests.conftest import FULL
-from tests.spark.test_checks import T
-from tests.spark.test_forgetting import all_bytes
-from tests.spark.test_increments import (
-    ARROW,
+from tests.spark.lakes import (
     Stopped,
+    T,
     add_events,
     cuts,
+    event,
     journal,
     kept_findings,
-    no_spark,
+    rows_of,
+    stored_rows,
 )
+from tests.spark.test_forgetting import all_bytes
 
-MESSAGE_TABLES = [each for each in PART_TABLES if each.name in ("folds", "messages", "attempts")]
-STORE = "a" * 32
-PART = 100
+pytestmark = [pytest.mark.service("default-jre-headless"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(part_events, "PART_MESSAGES", PART)
-    monkeypatch.setattr(distribute, "LOCAL_MAX", 1_000)
-    # In these journals few messages have ended without a finding.
-    monkeypatch.setattr(retention, "_SHARE", 20)
-
-
-def rows_of(lake, derived):
-    """The rows of a table without the column that says whether a message's events are dropped."""
-    with DuckConnection() as duck:
-        duck.files("found", [e.path for e in table_of(lake, derived).files()], derived.types)
-        left_out = "EXCLUDE (dropped)" if derived is MESSAGES else ""
-        return sorted(map(repr, duck.fetch(f"SELECT * {left_out} FROM found")))
+    monkeypatch.setattr(queries, "PART_BITS", 6)
 
 
 def every_row(lake):
-    """All that the lake says, but for tables whose rows depend on how messages are split."""
-    chosen = (QUEUE_EVENTS, *MESSAGE_TABLES, *WHOLE_TABLES)
-    return {each.name: rows_of(lake, each) for each in chosen}
-
-
-def event(entry, kind, message, **more):
-    """One event, as a batch of its own."""
-    place = {"entry": entry, "index": 0, "sequence": entry << 20, "offset": entry * 100}
-    row = {"store": STORE, "shard": 0, "term": 9, "kind": kind, "at_ms": T + 9_999, "queue": 1}
-    row |= {"message": message, **place, **more}
-    columns = {
-        name: pa.array([row.get(name)], kind_)
-        for name, kind_ in zip(ARROW.names, ARROW.types, strict=True)
+    """All that the lake says, but whether a message's events are dropped."""
+    return {
+        each.name: rows_of(lake, each, without=("dropped",)) for each in (QUEUE_EVENTS, *TABLES)
     }
-    return pa.table(columns)
 
 
 @pytest.mark.parametrize("seed", range(8 if FULL else 1))
-def test_dropping_events_between_runs_changes_no_table_and_no_finding(tmp_path, seed):
+def test_dropping_events_between_runs_changes_no_table_and_no_finding(spark, tmp_path, seed):
     """A journal with faults of every kind and a gap, dropped behind each of its batches."""
-    events = journal(seed + 1, STORE, 0)
+    events = journal(seed + 1)
     late = events["entry"][9 * len(events) // 10].as_py()
     # An entry in the middle is missing: the audit looks for it among all entries, dropped or not.
     missing = events["entry"][len(events) // 3].as_py()
@@ -89,51 +62,48 @@ def test_dropping_events_between_runs_changes_no_table_and_no_finding(tmp_path, 
     # The last batch begins late enough for many messages to have ended before.
     first, second = cuts(random.Random(seed), events.filter(pc.less(events["entry"], late)), 2)
     third = events.filter(pc.greater_equal(events["entry"], late))
-    for batch in (first, second, third):
-        for each in (lake, plain):
-            add_events(each, batch)
+    for batch in (pa.concat_tables([first, second]), third):
+        add_events(spark, lake, batch)
         # No message has an event so long after its end.
-        before_ms = batch["at_ms"][0].as_py() - 100
-        drop_before(no_spark, lake, before_ms)
-        assert derive(no_spark, lake) == DerivedTables()
-    verdict, expected = audit(no_spark, lake), audit(no_spark, plain)
+        drop_before(lambda: spark, lake, batch["at_ms"][0].as_py() - 100)
+        assert update(lambda: spark, lake) == Updated()
+    add_events(spark, plain, events)
+    verdict, expected = audit(lambda: spark, lake), audit(lambda: spark, plain)
     assert verdict.dropped == count_dropped(lake) > 5
     assert events_table(lake).rows() < events_table(plain).rows() - 5
     assert verdict.events == expected.events == len(events)
     assert verdict.counts == expected.counts
     assert {check for check, count in expected.counts.items() if count} >= {"no gaps", "terms rise"}
     assert kept_findings(lake) == kept_findings(plain)
-    with DuckConnection() as duck:
-        duck.arrow("given_events", events)
-        assert len(check_events(duck, "given_events", {})[0]) == sum(verdict.counts.values())
     tables = every_row(plain)
     assert every_row(lake) == tables
     # The parts are made again and everything is judged again: nothing changes.
-    derive(no_spark, lake, rebuild=True)
-    again = audit(no_spark, lake, everything=True)
-    assert again.judged_parts == again.parts > verdict.parts // 2
+    update(lambda: spark, lake, rebuild=True)
+    again = audit(lambda: spark, lake, everything=True)
+    assert again.judged_parts == again.parts == verdict.parts
     assert again.counts == expected.counts
     assert every_row(lake) == tables
+    assert count_dropped(lake) == verdict.dropped
     # Nothing of a message with a finding is dropped: the audit shows its events.
     for finding in again.findings:
         assert finding.message_id is None or "dropped" not in " ".join(finding.events)
         assert finding.message_id is None or finding.events
 
 
-def test_an_event_of_a_message_whose_events_were_dropped_is_found(tmp_path):
+def test_an_event_of_a_message_whose_events_were_dropped_is_found(spark, tmp_path):
     lake = Lake.open(tmp_path / "lake", create=True)
-    events = journal(2, STORE, 0)
-    add_events(lake, events)
-    drop_before(no_spark, lake, T + 1_000_000)
-    before = audit(no_spark, lake).counts
-    dropped = sorted(
-        row[0] for row in query(lake, MESSAGES, "SELECT message FROM found WHERE dropped")
-    )
+    events = journal(2)
+    add_events(spark, lake, events)
+    drop_before(lambda: spark, lake, T + 1_000_000)
+    before = audit(lambda: spark, lake).counts
+    messages = stored_rows(table_of(lake, MESSAGES))
+    dropped = sorted(row["message"] for row in messages if row["dropped"])
     again, late = dropped[0], dropped[-1]
     last = max(events["entry"].to_pylist())
-    add_events(lake, event(last + 1, "Pushed", again))
-    add_events(lake, event(last + 2, "Deleted", late, epoch=1))
-    verdict = audit(no_spark, lake, shown_max=1_000)
+    more = [event("Pushed", last + 1, queue=1, message=again),
+            event("Deleted", last + 2, queue=1, message=late, epoch=1)]  # fmt: skip
+    add_events(spark, lake, pa.concat_tables(more))
+    verdict = audit(lambda: spark, lake, shown_max=1_000)
     new = {name: n - before[name] for name, n in verdict.counts.items() if n != before[name]}
     assert new == {"pushed once": 1, "nothing after the end": 1}
     [found] = [
@@ -145,81 +115,56 @@ def test_an_event_of_a_message_whose_events_were_dropped_is_found(tmp_path):
     assert found.detail == "Deleted by claim 1 of a message that was gone"
 
 
-def query(lake, derived, text):
-    with DuckConnection() as duck:
-        duck.files("found", [e.path for e in table_of(lake, derived).files()], derived.types)
-        return duck.fetch(text)
-
-
-STEPS = 2 + len(PART_TABLES) + 1
-
-
-@pytest.mark.parametrize("step", range(STEPS) if FULL else (2, STEPS - 1))
-def test_a_retention_killed_at_any_step_is_completed_and_changes_no_table(
-    tmp_path, monkeypatch, step
+@pytest.mark.parametrize("killed_at", ["messages", "events"])
+def test_a_retention_that_is_killed_is_completed_and_changes_no_table(
+    spark, tmp_path, monkeypatch, killed_at
 ):
-    """Killed before the plan, between two of its commits, or before the plan is removed."""
     lake = Lake.open(tmp_path / "lake", create=True)
-    events = journal(3, STORE, 0)
-    # A cut for which the retention has every one of its steps.
-    first, second = cuts(random.Random(STEPS - 1), events, 2)
-    add_events(lake, first)
-    expected = audit(no_spark, lake)
+    events = journal(3)
+    first, second = cuts(random.Random(1), events, 2)
+    add_events(spark, lake, first)
+    expected = audit(lambda: spark, lake)
     tables = every_row(lake)
-    left = iter(range(step + 1))
+    commit = Table._commit
 
-    def stopping(function):
-        def stopped(*arguments):
-            if next(left, None) is None:
-                raise Stopped
-            return function(*arguments)
+    def stop(self, *arguments):
+        if self.path.name == killed_at:
+            raise Stopped
+        commit(self, *arguments)
 
-        return stopped
-
-    # The audit before it has nothing to commit: every commit here is one of the retention's.
     with monkeypatch.context() as patch:
-        next(left)
-        patch.setattr(lakes, "COMMITS_AT_ONCE", 1)
-        patch.setattr(Table, "_commit", stopping(Table._commit))
-        patch.setattr(Table, "overwrite", stopping(Table.overwrite))
-        patch.setattr(seals.PartsPlan, "save", stopping(seals.PartsPlan.save))
-        patch.setattr(retention, "forget_plan", stopping(seals.forget_plan))
+        patch.setattr(Table, "_commit", stop)
         with pytest.raises(Stopped):
-            drop_before(no_spark, lake, T + 1_000_000)
-    assert (pending_plan(lake) is None) == (step == 0)
-    assert is_judged(lake) == (step < 2)
-    if step == 2:
-        # It removes no file that the plan names.
-        assert cli.main(["pipeline", "compact", "--lake", str(lake.path), "--keep-hours", "0"]) == 0
-    verdict = audit(no_spark, lake)
+            drop_before(lambda: spark, lake, T + 1_000_000)
+    assert (count_dropped(lake) > 0) == (killed_at == "events")
+    assert events_table(lake).rows() == len(first)
+    verdict = audit(lambda: spark, lake)
     assert verdict.counts == expected.counts
     assert every_row(lake) == tables
-    # New events come in before the events are dropped: those of sealed messages count once.
-    add_events(lake, second)
-    audit(no_spark, lake)
-    drop_before(no_spark, lake, T + 1_000_000)
-    drop_before(no_spark, lake, T + 1_000_000)
-    assert pending_plan(lake) is None
-    verdict = audit(no_spark, lake)
+    # New events come in before the events are dropped: those of dropped messages count once.
+    add_events(spark, lake, second)
+    audit(lambda: spark, lake)
+    drop_before(lambda: spark, lake, T + 1_000_000)
+    verdict = audit(lambda: spark, lake)
     assert verdict.events == len(events)
     assert is_up_to_date(lake)
     # Each event is stored, or counted in the row of a message whose events are dropped.
-    [(dropped,)] = query(lake, MESSAGES, "SELECT sum(events) FROM found WHERE dropped")
+    messages = stored_rows(table_of(lake, MESSAGES))
+    dropped = sum(row["events"] for row in messages if row["dropped"])
     assert dropped > 20
     assert events_table(lake).rows() + dropped == len(events)
 
 
-def test_a_retention_is_refused_at_once_while_another_process_works(tmp_path):
+def test_a_retention_is_refused_at_once_while_another_process_works(spark, tmp_path):
     lake = Lake.open(tmp_path / "lake", create=True)
-    add_events(lake, journal(3, STORE, 0))
+    add_events(spark, lake, journal(3))
+    audit(lambda: spark, lake)
     for name in ("events", "verdicts"):
         with locked(lake, name), pytest.raises(LakeBusy, match=f"changing its {name}"):
-            drop_before(no_spark, lake, T)
+            drop_before(lambda: spark, lake, T)
     assert count_dropped(lake) == 0
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.service("default-jre-headless")
 def test_the_commands_count_messages_whose_events_were_dropped(spark, tmp_path, capsys):
     clock = ManualClock()
     store = tmp_path / "store"
@@ -233,7 +178,7 @@ def test_the_commands_count_messages_whose_events_were_dropped(spark, tmp_path, 
         for claim in queues.pull_many("orders", 5):
             queues.release(claim)
     lake = Lake.open(tmp_path / "lake", create=True)
-    ingest(no_spark, lake, str(store))
+    ingest(lambda: spark, lake, str(store))
     there = ["--lake", str(lake.path)]
     # The manual clock of this store starts at 0: all messages that ended are old.
     for words in (["--keep", "-1d"], ["--keep", "soon"]):

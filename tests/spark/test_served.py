@@ -7,7 +7,7 @@ pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 from deltalake import DeltaTable
 
 from penstock.backends.remote.daemon import running_pid
-from penstock.spark.ingest import ingest
+from penstock.spark.bronze import ingest
 from penstock.spark.lake import Lake
 from tests.server.conftest import end_daemon
 from tests.server.sqs.conftest import serve

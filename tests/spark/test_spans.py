@@ -17,23 +17,13 @@ from penstock.core import events as facts
 from penstock.errors import InvalidField, StoreUnusable
 from penstock.spark import selection, spans
 from penstock.spark.blocks import COLUMNS
-from penstock.spark.ingest import copy_events, events_table
-from penstock.spark.lake import Lake
+from penstock.spark.schemas import arrow_schema
 from penstock.spark.selection import SCHEMA, SourceOptions
 from penstock.spark.source import JournalBatch, PenstockSource
 from tests.spark.journals import flip, write_store
-from tests.spark.test_increments import no_spark
 
 FILES = StructType().add("file", StringType()).add("rows", LongType())
 ENTRY_BYTES = 32 + 16 + 64 + 40
-ARROW = {
-    "string": pa.string(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "boolean": pa.bool_(),
-    "binary": pa.binary(),
-}
 
 
 @pytest.fixture
@@ -62,9 +52,7 @@ def test_a_file_has_every_column_as_the_lake_has_it(store, tmp_path):
     assert len(rows) > 2
     found = events_in(rows)
     assert found.schema.names == list(COLUMNS)
-    assert [str(found.schema.field(name).type) for name in COLUMNS] == [
-        str(ARROW[column.split()[1]]) for column in SCHEMA.split(", ")
-    ]
+    assert found.schema.types == arrow_schema(SCHEMA).types
     assert found["entry"].to_pylist() == list(range(1, 1001))
     assert set(found["body"].to_pylist()) == {b"x" * 40}
     assert sum(row["rows"] for row in rows) == 1000
@@ -98,13 +86,6 @@ def test_the_size_of_spans_follows_from_what_is_read(store, monkeypatch):
     parts = read.partitions()
     assert len(parts) in (8, 9)
     assert sum(len(batch) for part in parts for batch in spans.read_span(part.value)) == 100
-
-
-def test_a_small_journal_is_copied_without_spark(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(selection, "_SPAN_BYTES_MIN", 1)
-    lake = Lake.open(tmp_path / "lake", create=True)
-    copy_events(no_spark, lake, str(store), None)
-    assert events_table(lake).rows() == 1000
 
 
 def test_what_does_not_fit_a_row_group_goes_into_the_next(store, tmp_path, monkeypatch):

@@ -14,11 +14,16 @@ from penstock.cli.lake.watch import Watch
 from penstock.core.events import Pushed, QueueCreated
 from penstock.service import QueueSettings
 from penstock.spark.lake import Lake, Table
+from penstock.spark.queries import query_session
 from tests.conftest import FULL
 from tests.ports import lasting_port
 from tests.spark.journals import write_store
-from tests.spark.test_increments import version_of
+from tests.spark.lakes import await_ingested, version_of
 
+pytestmark = [
+    pytest.mark.service("default-jre-headless"), pytest.mark.usefixtures("spark"),
+    pytest.mark.timeout(600),
+]  # fmt: skip
 QUEUE = [QueueCreated(1, 1, "q", QueueSettings())]
 ROUNDS = 200 if FULL else 12
 
@@ -82,6 +87,30 @@ def test_a_watching_run_rebuilds_the_tables_in_its_first_round_only(tmp_path, mo
     assert after == [before + 1] * 3
 
 
+def test_what_is_appended_is_added_by_one_query_that_goes_on(spark, tmp_path, monkeypatch):
+    """And the end of the run is the end of the query."""
+    store = write_store(tmp_path / "s", [QUEUE, [Pushed(1, 1, 1, b"x")]])
+    queries = query_session(spark).streams
+    seen = []
+
+    def wait(self):
+        [query] = queries.active
+        seen.append((query.runId, Lake.open(tmp_path / "lake").table("messages", "").rows()))
+        if len(seen) < 4:
+            write_store(
+                store, [[Pushed(n, 1, n, b"x")] for n in (2 * len(seen), 2 * len(seen) + 1)]
+            )
+            await_ingested(tmp_path / "lake", store)
+        return len(seen) < 4
+
+    monkeypatch.setattr(Watch, "wait", wait)
+    words = ["pipeline", "run", "--watch", "--every", "100ms", "--lake", str(tmp_path / "lake")]
+    assert cli.main([*words, "--journal", str(store)]) == 0
+    assert len({run for run, _ in seen}) == 1
+    assert [rows for _, rows in seen] == [1, 3, 5, 7]
+    assert queries.active == []
+
+
 def test_without_the_package_for_metrics_one_sentence_says_what_to_install(
     tmp_path, monkeypatch, capsys
 ):
@@ -90,7 +119,7 @@ def test_without_the_package_for_metrics_one_sentence_says_what_to_install(
     words = ["pipeline", "run", "--lake", str(tmp_path / "lake"), "--journal", str(store)]
     assert cli.main([*words, "--watch", "--metrics-port", "1"]) > 1
     said = capsys.readouterr().err
-    assert "needs prometheus_client: `pip install 'penstock[spark]'`" in said
+    assert "needs prometheus_client: `pip install 'PATH-OF-THE-CLONE[spark]'`" in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "lake").exists()
 
@@ -165,10 +194,15 @@ def wait(self):
         for n in range(first, first + 50)
     ]
     write_store(store, lives)
+    if len(resident) < rounds:
+        # Not before the command has chosen how Arrow allocates.
+        from tests.spark.lakes import await_ingested
+
+        await_ingested(lake, store)
     return len(resident) < rounds
 
 Watch.wait = wait
-words = ["pipeline", "run", "--watch", "--lake", lake]
+words = ["pipeline", "run", "--watch", "--every", "100ms", "--lake", lake]
 if rounds > 50:
     words += ["--on-finding", "true"]
 assert cli.main([*words, "--journal", str(store)]) == 0

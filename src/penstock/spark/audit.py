@@ -1,73 +1,57 @@
 """The audit of a lake: judges the parts that changed since the last one, and keeps what it found.
 
-    folds, irregular_events ─▶ tasks of some parts (`spark.judge`) ─▶ findings, balances, in parts
-    balances, queue_events ─▶ findings about whole journals, in the part `stores`
+    messages, irregular_events ─▶ findings and balances of these parts (`spark.checks`)
+    balances, queue_events ─▶ findings about whole journals, in the part STORES
 
-A part is judged again when its fold was made again or the settings known of its queues changed: the
-rows of `balances` name the file of the fold they came from, and the context. A finding stays until
-its part is judged again.
+A part is judged again when its messages were made again or the settings known of its queues
+changed: the rows of `balances` name the file of the messages they came from, and a digest of these
+settings. An event never changes what was found before it, so a finding stays until its part is
+judged again.
 """
 
 import os
 import tempfile
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.receipts import MessageIds
-from penstock.spark import checks
-from penstock.spark.blocks import INDEX_BITS
+from penstock.service import DEDUP_WINDOW_MS
+from penstock.spark.blocks import INDEX_BITS, KIND_NAMES
+from penstock.spark.bronze import copy_events, events_table
 from penstock.spark.checks import CHECKS, CheckFinding
-from penstock.spark.derive import derive, files_of, table_of
-from penstock.spark.distribute import OpenSpark, Progress, distribute, no_progress
-from penstock.spark.duck import GROUP_ROWS, DuckConnection, no_rows, quoted, read_files
-from penstock.spark.fold import view_unsealed
-from penstock.spark.ingest import copy_events, events_table
-from penstock.spark.judge import (
-    JudgedPart,
-    JudgeWork,
-    PartFiles,
-    fold_of,
-    judge_parts,
-    parts_of,
-    parts_with_groups,
-    parts_with_ids,
-    tasks_of,
-    write_waiting,
-)
-from penstock.spark.lake import Lake, LakeBusy, locked, our_errors, scratch
-from penstock.spark.part_events import LakePart
-from penstock.spark.queries import load_query
-from penstock.spark.schemas import arrow_rows, duck_types
-from penstock.spark.seals import (
-    count_dropped,
-    is_half_committed,
-    is_sealed,
-    range_of,
-    sealed_files,
-    sealed_folds,
-)
-from penstock.spark.selection import SCHEMA
+from penstock.spark.lake import Lake, LakeBusy, TableFile, locked, our_errors
+from penstock.spark.progress import step
+from penstock.spark.queries import MESSAGE_BITS, load_query, query_session, view_locally
+from penstock.spark.schemas import local_frame
+from penstock.spark.session import OpenSpark
 from penstock.spark.tables import (
     BALANCES,
     FINDINGS,
-    FOLDS,
     IRREGULAR_EVENTS,
+    MESSAGES,
+    PART_TABLES,
     QUEUE_EVENTS,
     QUEUES,
 )
+from penstock.spark.update import count_dropped, table_of, update, view_journals
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 SHOWN_MAX: Final = 20
-_SOURCE: Final = "folds"
-# The part of `findings` that is about whole journals.
-_STORES: Final = "stores"
 _Key = tuple[str, int, int]
-# The file of the fold, and the context, that a part was last judged by.
-_Judged = tuple[str, str]
-_FOUND: Final = ", ".join(f'"{name}"' for name in FINDINGS.columns)
+# The part of `findings` that is about whole journals.
+STORES: Final = -1
+_SOURCE: Final = "messages"
+_EVENTS: Final = "judged_events"
+_FOUND: Final = "check, store, shard, message, queue, sequence, at_ms, detail"
+_QUEUE_KEY: Final = f"shiftright(key, {MESSAGE_BITS}) * {1 << 32}L + queue_number AS queue_key"
+# Messages that were in their queue, as far as their own events say.
+_WAITED: Final = "state NOT IN ('deleted', 'expired', 'lost', 'arrived')"
 
 
 @dataclass(frozen=True)
@@ -108,7 +92,6 @@ def audit(
     lake: Lake,
     engine: Mapping[str, int] | None = None,
     shown_max: int = SHOWN_MAX,
-    progress: Progress = no_progress,
     *,
     everything: bool = False,
 ) -> Verdict:
@@ -121,33 +104,39 @@ def audit(
     with our_errors(), locked(lake, "verdicts"):
         is_behind = False
         try:
-            derive(open_spark, lake, lambda part: progress(part / 2))
+            update(open_spark, lake)
         except LakeBusy:
-            if is_half_committed(lake):
+            # A run is making them. The tables that it has committed so far can be judged, if they
+            # are of the same events.
+            sources = {table_of(lake, each).committed("events") for each in PART_TABLES}
+            if len(sources) > 1 or sources == {None}:
                 raise
-            # A run is making them. The tables that it has committed so far can be judged.
             is_behind = True
-        cores = len(os.sched_getaffinity(0))
-        with scratch(lake, "audit") as directory, DuckConnection(cores) as duck:
-            made = _Audit(open_spark, lake, duck, directory)
-            judged = made.judge(everything, lambda part: progress(0.5 + part / 2))
-            found = made.findings(engine or {})
-            counts = dict.fromkeys(CHECKS, 0)
-            for finding in found:
-                counts[finding.check] += 1
-            shown = made.shown(found, shown_max)
-            progress(1)
-            return Verdict(
-                made.events(), counts, shown, len(made.parts), judged, is_behind,
-                count_dropped(lake),
-            )  # fmt: skip
+        dropped = count_dropped(lake)
+        parts = len(_parts_of(lake))
+        if not everything and not engine and is_judged(lake):
+            findings = table_of(lake, FINDINGS)
+            if findings.rows() == 0:
+                events = findings.committed(_EVENTS) or 0
+                return Verdict(events, dict.fromkeys(CHECKS, 0), (), parts, 0, is_behind, dropped)
+        made = _Audit(query_session(open_spark(), table_of(lake, MESSAGES).rows()), lake)
+        judged = made.judge(everything=everything)
+        found = made.findings(engine or {})
+        counts = dict.fromkeys(CHECKS, 0)
+        for finding in found:
+            counts[finding.check] += 1
+        shown = made.shown(found, shown_max)
+        return Verdict(made.events, counts, shown, parts, judged, is_behind, dropped)
 
 
 def is_judged(lake: Lake) -> bool:
     """Whether the last audit was of the tables as they are now; reads only Delta's log."""
-    folds = table_of(lake, FOLDS).delta()
-    version = -1 if folds is None else folds.version()
-    return table_of(lake, FINDINGS).committed(_SOURCE) == version
+    return table_of(lake, FINDINGS).committed(_SOURCE) == _version(lake)
+
+
+def _version(lake: Lake) -> int:
+    messages = table_of(lake, MESSAGES).delta()
+    return -1 if messages is None else messages.version()
 
 
 def audit_journal(
@@ -156,7 +145,6 @@ def audit_journal(
     archive: str | None = None,
     engine: Mapping[str, int] | None = None,
     shown_max: int = SHOWN_MAX,
-    progress: Progress = no_progress,
 ) -> Verdict:
     """Audits a journal by itself: its events, without bodies, go into a lake that is then removed.
 
@@ -167,168 +155,227 @@ def audit_journal(
     ) as directory:
         lake = Lake.open(Path(directory, "lake"), create=True)
         with our_errors():
-            copy_events(open_spark, lake, journal, archive, lambda part: progress(part / 3))
-        return audit(open_spark, lake, engine, shown_max, lambda part: progress((1 + 2 * part) / 3))
+            copy_events(open_spark, lake, journal, archive)
+        return audit(open_spark, lake, engine, shown_max)
 
 
+def _parts_of(lake: Lake) -> dict[int, list[TableFile]]:
+    """The parts of `messages` with their files."""
+    found: dict[int, list[TableFile]] = {}
+    for each in table_of(lake, MESSAGES).files():
+        assert each.part is not None
+        found.setdefault(each.part, []).append(each)
+    return found
+
+
+@dataclass
 class _Audit:
     """One audit of one snapshot of the tables."""
 
-    def __init__(
-        self, open_spark: OpenSpark, lake: Lake, duck: DuckConnection, scratch: Path
-    ) -> None:
-        self._open_spark = open_spark
-        self._lake = lake
-        self._duck = duck
-        self._scratch = scratch
-        folds = self._folds = table_of(lake, FOLDS).delta()
-        self._version = -1 if folds is None else folds.version()
-        self.parts = parts_of(
-            table_of(lake, FOLDS).files(folds), table_of(lake, IRREGULAR_EVENTS).files()
-        )
-        self._files("queue_events", QUEUE_EVENTS)
-        self._describes_queues = False
+    spark: "SparkSession"
+    lake: Lake
+    events: int = 0
+    whole: set[str] = field(default_factory=set)
 
-    def _describe_queues(self) -> None:
-        if not self._describes_queues:
-            checks.describe_queues(self._duck)
-            self._describes_queues = True
+    def __post_init__(self) -> None:
+        self.version = _version(self.lake)
+        self.parts = _parts_of(self.lake)
+        view_journals(self.spark, self.lake)
+        self.stores = {
+            row.journal: (row.store, row.shard) for row in self.spark.table("journals").collect()
+        }
+        self._view(QUEUE_EVENTS.name, table_of(self.lake, QUEUE_EVENTS).frame(self.spark))
+        kinds = [(number, name) for number, name in enumerate(KIND_NAMES)]
+        self._view("kinds", local_frame(self.spark, kinds, "code tinyint, kind string"))
+        with step(self.spark, "settings of queues"):
+            views = {
+                name: view_locally(self.spark, name, self.spark.sql(load_query(f"audit/{name}")))
+                for name in ("queue_changes", "queue_rules", "periods")
+            }
+        self.periods: list[dict[str, Any]] = views["periods"].to_pylist()
 
-    def _files(self, name: str, derived: Any) -> None:
-        paths = [each.path for each in table_of(self._lake, derived).files()]
-        self._duck.files(name, paths, derived.types)
+    def _view(self, name: str, frame: "DataFrame") -> None:
+        frame.createOrReplaceTempView(name)
 
-    def _load_balances(self) -> dict[str, _Judged]:
-        """Makes `balances`, what the events of each part come to, and says how each was judged.
-
-        It may be called by another thread than the one that uses the connection.
-        """
-        files = {each.path: str(each.part) for each in table_of(self._lake, BALANCES).files()}
-        with self._duck.other_thread() as duck:
-            rows = no_rows({**BALANCES.types, "filename": "varchar"})
-            if files:
-                rows += f" UNION ALL BY NAME SELECT * FROM {read_files(*files, named=True)}"
-            duck.table("balances", rows)
-            found = duck.fetch("SELECT DISTINCT filename, folds, context FROM balances")
-        return {files[path]: (fold, context) for path, fold, context in found}
-
-    def _replace_balances(self, parts: Sequence[str], made: Sequence[JudgedPart]) -> None:
-        """Puts the rows of new files in the place of those of these parts, also in `balances`."""
-        table = table_of(self._lake, BALANCES)
-        names = set(parts)
-        old = [each.path for each in table.files() if each.part in names]
-        added = [each.balances for each in made]
-        table.replace(added, {}, None if table.delta() is None else parts)
-        if old:
-            gone = ", ".join(map(quoted, old))
-            self._duck.run(f"DELETE FROM balances WHERE filename IN ({gone})")
-        if added:
-            files = read_files(*(str(table.path / each.path) for each in added), named=True)
-            self._duck.run(f"INSERT INTO balances BY NAME SELECT * FROM {files}")
-
-    def judge(self, everything: bool, progress: Progress) -> int:
+    def judge(self, *, everything: bool) -> int:
         """Judges the parts that changed, and then the journals; how many parts that were."""
-        findings = table_of(self._lake, FINDINGS)
-        if not everything and findings.committed(_SOURCE) == self._version:
-            self._load_balances()
-            checks.describe_stores(self._duck)
-            return 0
-        with ThreadPoolExecutor(1) as beside:
-            # They are in many small files.
-            loaded = beside.submit(self._load_balances)
-            self._describe_queues()
-            contexts = self._contexts()
-            before = loaded.result()
-        changed = [
-            part
-            for part in self.parts
-            if everything or before.get(part.part) != (fold_of(part), contexts[part.part])
-        ]
-        names = [part.part for part in changed] + self._lost_parts(contexts)
-        made = self._distribute(changed, contexts, progress)
-        if names or table_of(self._lake, BALANCES).delta() is None:
-            # Findings first: a part counts as judged once its balances say so.
-            added = [each.findings for each in made if each.findings is not None]
-            findings.replace(added, {}, None if findings.delta() is None else names)
-            self._replace_balances(names, made)
-        checks.load_engine(self._duck, {})
-        checks.describe_stores(self._duck)
-        rows = checks.find_in_stores(self._duck, self._view_events)
-        found = [findings.write(_STORES, arrow_rows(FINDINGS.schema, rows), GROUP_ROWS)]
-        # The last of the commits says that all of them are there.
-        findings.replace(found, {_SOURCE: self._version}, [_STORES])
+        findings, balances = (table_of(self.lake, each) for each in (FINDINGS, BALANCES))
+        if everything or findings.committed(_SOURCE) != self.version:
+            rows = balances.frame(self.spark).select("part", "judged").distinct().collect()
+            before = {row.part: row.judged for row in rows}
+            now = self._marks()
+            changed = sorted(p for p, mark in now.items() if everything or before.get(p) != mark)
+            gone = sorted(set(before) - set(now))
+            if changed or gone or balances.delta() is None:
+                self._judge_parts(changed, now, gone)
+        else:
+            changed = []
+        self._describe_stores()
+        if findings.committed(_SOURCE) != self.version or changed:
+            found = self._find_in_stores({})
+            of_stores = local_frame(
+                self.spark, [(*each, STORES) for each in found], f"{FINDINGS.schema}, part bigint"
+            )
+            added = findings.stage(of_stores.coalesce(1))
+            # The last of the commits says that all of them are there.
+            done = {_SOURCE: self.version, _EVENTS: self.events}
+            findings.replace(added, done, None if findings.delta() is None else [STORES])
         return len(changed)
 
-    def _lost_parts(self, parts: Mapping[str, str]) -> list[str]:
-        """Parts that were judged once and have no rows any more: retention sealed all of them."""
-        tables = (table_of(self._lake, BALANCES), table_of(self._lake, FINDINGS))
-        judged = {str(each.part) for table in tables for each in table.files()}
-        return sorted(judged - set(parts) - {_STORES})
+    def _marks(self) -> dict[int, str]:
+        """What each part is judged by: its file of messages, and what is known of its queues."""
+        known: dict[int, list[tuple[int, str]]] = {}
+        for row in self.periods:
+            begins = max(row["from_sequence"], (row["created_entry"] or 0) << INDEX_BITS)
+            text = repr([value for name, value in row.items() if name != "to_sequence"])
+            known.setdefault(row["queue_key"] >> 32, []).append((begins, text))
+        digests: dict[int, tuple[list[int], list[str]]] = {}
+        for journal, rows in known.items():
+            digest = blake2b(digest_size=16)
+            starts, texts = [], []
+            for begins, text in sorted(rows):
+                digest.update(text.encode())
+                starts.append(begins)
+                texts.append(digest.hexdigest())
+            digests[journal] = starts, texts
+        marks = {}
+        for part, files in self.parts.items():
+            starts, texts = digests.get(part >> MESSAGE_BITS, ([], []))
+            last = max(each.largest.get("last_sequence", 0) for each in files)
+            at = bisect_right(starts, last)
+            names = ",".join(sorted(Path(each.path).name for each in files))
+            marks[part] = f"{names}/{texts[at - 1] if at else ''}"
+        return marks
 
-    def _contexts(self) -> dict[str, str]:
-        parts = [(each.part, each.store, each.shard, each.last_sequence) for each in self.parts]
-        return checks.contexts(self._duck, parts) if parts else {}
-
-    def _distribute(
-        self, changed: Sequence[PartFiles], contexts: Mapping[str, str], progress: Progress
-    ) -> list[JudgedPart]:
-        for name in ("periods", "emptyings"):
-            self._duck.write(f"SELECT * FROM {name}", str(self._scratch / f"{name}.parquet"))
-        sealed = sealed_files(table_of(self._lake, FOLDS).files(self._folds))
-        fifo = set(self._duck.fetch("SELECT DISTINCT store, shard FROM periods WHERE fifo"))
-        tasks = tasks_of(changed)
-        counts = Counter(map(_shard_of, tasks))
-        shared = {shard for shard in fifo if counts[shard] > 1}
-        for shard in shared:
-            parts = [each for each in self.parts if (each.store, each.shard) == shard]
-            write_waiting(self._duck, str(self._scratch), parts)
-        work = [
-            JudgeWork(
-                own,
-                tuple(contexts[part.part] for part in own),
-                parts_with_groups(own, self.parts, fifo, waiting=_shard_of(own) in shared),
-                parts_with_ids(own, self.parts),
-                str(self._scratch),
-                str(self._lake.path),
-                tuple(path for name in _ranges_of(own) for path in sealed.get(name, ())),
-                _shard_of(own) in shared,
+    def _judge_parts(
+        self, parts: Sequence[int], marks: Mapping[int, str], gone: Sequence[int]
+    ) -> None:
+        """Makes the findings and the balances of these parts."""
+        self._view(
+            "judged_parts",
+            local_frame(self.spark, [(p, marks[p]) for p in parts], "part bigint, judged string"),
+        )
+        own = set(parts)
+        messages = self._messages([each for p in parts for each in self.parts[p]])
+        self._view("messages", messages)
+        irregular = table_of(self.lake, IRREGULAR_EVENTS)
+        own_files = [each for each in irregular.files() if each.part in own]
+        events = irregular.frame(self.spark, files=own_files)
+        self._view(IRREGULAR_EVENTS.name, events)
+        twice = local_frame(self.spark, [], "key bigint")
+        if count_dropped(self.lake):
+            twice = self.spark.sql("SELECT key FROM messages GROUP BY key HAVING count(*) > 1")
+        self._view("twice", twice)
+        others = self._others(parts, own_files)
+        if others is not None:
+            more = irregular.frame(
+                self.spark, files=[each for each in irregular.files() if each.part not in own]
             )
-            for own in tasks
-        ]
-        made = distribute(
-            self._open_spark, judge_parts, work, list[JudgedPart], self._scratch, progress,
-            size=len(changed),
-        )  # fmt: skip
-        return [part for parts in made for part in parts]
+            more = more.join(others.where("NOT regular").select("key"), "key", "left_semi")
+            messages, events = messages.unionByName(others), events.unionByName(more)
+        self._view("near_messages", messages)
+        self._view("near_events", events)
+        for name in ("regular_lives", "life_events", "states"):
+            self._view(name, self.spark.sql(load_query(f"audit/{name}")))
+        names = ["message_findings", "dedup_findings"]
+        if any(row["fifo"] for row in self.periods):
+            names.append("order_findings")
+        found = " UNION ALL ".join(f"({load_query(f'audit/{name}')})" for name in names)
+        replaced = [*parts, *gone]
+        with step(self.spark, "checks"):
+            table = table_of(self.lake, FINDINGS)
+            rows = self.spark.sql(f"""
+                SELECT check, store, shard, key & {(1 << MESSAGE_BITS) - 1} AS message, queue,
+                  sequence, at_ms, detail, part
+                FROM ({found}) JOIN journals ON journal = shiftright(key, {MESSAGE_BITS})""")
+            added = table.stage(rows.repartition(1))
+            # Findings first: a part counts as judged once its balances say so.
+            table.replace(added, {}, None if table.delta() is None else replaced)
+        with step(self.spark, "balances"):
+            table = table_of(self.lake, BALANCES)
+            rows = self.spark.sql(load_query("audit/part_balances"))
+            added = table.stage(rows.repartition(min(8, max(1, len(parts))), "part"))
+            table.replace(added, {}, None if table.delta() is None else replaced)
 
-    def _view_events(self) -> None:
+    def _messages(self, files: Sequence[TableFile]) -> "DataFrame":
+        return (
+            table_of(self.lake, MESSAGES).frame(self.spark, files=files).selectExpr("*", _QUEUE_KEY)
+        )
+
+    def _others(self, parts: Sequence[int], own_files: Sequence[TableFile]) -> "DataFrame | None":
+        """Messages of other parts that claims or dedup ids of these parts are compared with.
+
+        Those are the messages that were pushed within a window before these, and, with FIFO queues,
+        those that had not left their queue before the first event here.
+        """
+        own = [each for part in parts for each in self.parts[part]]
+        others = [
+            each for part, files in self.parts.items() if part not in set(parts) for each in files
+        ]
+        if not own or not others:
+            return None
+        first_ms = min(each.smallest.get("pushed_at_ms", 0) for each in own) - DEDUP_WINDOW_MS
+        near = f"pushed_at_ms > {first_ms}"
+        if any(row["fifo"] for row in self.periods):
+            starts = [each.smallest.get("pushed", 0) for each in own]
+            starts += [each.smallest.get("sequence", 0) for each in own_files]
+            near += f" OR last_sequence >= {min(starts)} OR {_WAITED}"
+        else:
+            others = [e for e in others if e.largest.get("pushed_at_ms", first_ms) > first_ms]
+        return self._messages(others).where(near)
+
+    def _describe_stores(self) -> None:
+        """Makes the views of what is known of journals, from `balances` and `queue_events`."""
+        self._view("balances", table_of(self.lake, BALANCES).frame(self.spark))
+        with step(self.spark, "journals"):
+            for name in ("stores", "replaced_terms"):
+                frame = self.spark.sql(load_query(f"audit/{name}"))
+                rows = view_locally(self.spark, name, frame).to_pylist()
+                if name == "stores":
+                    self.events = sum(row["events"] for row in rows)
+                    self.whole = {row["store"] for row in rows if row["first_entry"] == 1}
+                    self.has_gaps = any(
+                        row["first_entry"] is not None
+                        and row["entries"] <= row["last_entry"] - row["first_entry"]
+                        for row in rows
+                    )
+                else:
+                    self.has_replaced = any(row["is_used"] for row in rows)
+
+    def _find_in_stores(self, engine: Mapping[str, int]) -> list[CheckFinding]:
+        """Findings about whole journals; a pass over all events is made if a count shows one."""
+        counted = local_frame(self.spark, list(engine.items()), "name string, counted bigint")
+        self._view("engine", counted)
+        names = ["balance_findings"]
+        names += ["term_findings"] * self.has_replaced + ["gap_findings"] * self.has_gaps
+        if len(names) > 1:
+            self._view_all_events()
+        found: list[CheckFinding] = []
+        with step(self.spark, "journals"):
+            for name in names:
+                query = f"SELECT {_FOUND} FROM ({load_query(f'audit/{name}')})"
+                found += [CheckFinding(*row) for row in self.spark.sql(query).collect()]
+        return found
+
+    def _view_all_events(self) -> None:
         """All events, for the passes that are seldom needed; of those dropped, what is kept."""
-        paths = [each.path for each in events_table(self._lake).files()]
-        types = {**duck_types(SCHEMA), "message": "bigint"}
-        self._duck.files("stored_events", paths, types)
-        view_unsealed(self._duck, "kept_events", "stored_events", sealed_folds(self._lake))
-        irregular = table_of(self._lake, IRREGULAR_EVENTS).files()
-        sealed = [each.path for each in irregular if is_sealed(each.part)]
-        self._duck.files("sealed_irregular", sealed, IRREGULAR_EVENTS.types)
-        self._duck.view("events", load_query("audit/all_events"))
+        self._view("events", events_table(self.lake).frame(self.spark))
+        dropped = table_of(self.lake, MESSAGES).frame(self.spark).where("dropped")
+        self._view("dropped", dropped)
+        irregular = table_of(self.lake, IRREGULAR_EVENTS).frame(self.spark)
+        self._view("all_irregular_events", irregular)
+        self._view("all_events", self.spark.sql(load_query("audit/all_events")))
 
     def findings(self, engine: Mapping[str, int]) -> list[CheckFinding]:
         """Every finding of the lake, old and new."""
-        files = table_of(self._lake, FINDINGS).files()
-        self._duck.files(
-            "kept", [each.path for each in files if not engine or each.part != _STORES],
-            FINDINGS.types,
-        )  # fmt: skip
-        found = [CheckFinding(*row) for row in self._duck.fetch(f"SELECT {_FOUND} FROM kept")]
+        table = table_of(self.lake, FINDINGS)
+        files = [each for each in table.files() if not engine or each.part != STORES]
+        rows = table.frame(self.spark, files=files).select(*_FOUND.split(", ")).collect()
+        found = [CheckFinding(*row) for row in rows]
         if engine:
-            self._describe_queues()
-            checks.load_engine(self._duck, engine)
-            found += checks.find_in_stores(self._duck, self._view_events)
-        return checks.known_pushes(self._duck, found)
-
-    def events(self) -> int:
-        """How many events were judged."""
-        return int(self._duck.fetch("SELECT coalesce(sum(events), 0) FROM stores")[0][0])
+            found += self._find_in_stores(engine)
+        # In a journal that has lost its beginning, every push may have been there.
+        return [each for each in found if each.check != "pushed first" or each.store in self.whole]
 
     def shown(self, found: Sequence[CheckFinding], shown_max: int) -> tuple[AuditFinding, ...]:
         """The first findings of each check, with the events of their messages."""
@@ -342,8 +389,10 @@ class _Audit:
         lives = self._lives(
             {(each.store, each.shard, each.message) for each in chosen if each.message is not None}
         )
-        self._files("queues", QUEUES)
-        rows = self._duck.fetch("SELECT store, shard, queue_number, queue FROM queues")
+        if not chosen:
+            return ()
+        queues = table_of(self.lake, QUEUES).frame(self.spark)
+        rows = queues.select("store", "shard", "queue_number", "queue").collect()
         names = {tuple(row[:3]): row[3] for row in rows}
         shown = []
         for each in chosen:
@@ -361,36 +410,31 @@ class _Audit:
 
     def _lives(self, about: set[_Key]) -> dict[_Key, tuple[str, tuple[str, ...]]]:
         """The id of each of these messages, and its events in words."""
-        files = events_table(self._lake).files()
-        parts = [LakePart(store, shard, message, 1) for store, shard, message in sorted(about)]
-        paths = {path for part in parts for path in files_of(files, part)}
-        self._duck.files("some_events", sorted(paths), duck_types(SCHEMA))
-        wanted = " OR ".join(f"({part.condition()})" for part in parts) or "false"
+        if not about:
+            return {}
+        journals = {store: journal for journal, store in self.stores.items()}
+        keys = {journals[key[:2]] << MESSAGE_BITS | key[2]: key for key in about}
+        wanted = f"key IN ({', '.join(map(str, keys))})"
+        files = [
+            each
+            for each in events_table(self.lake).files()
+            if any(
+                each.smallest.get("key", key) <= key <= each.largest.get("key", key) for key in keys
+            )
+        ]
+        events = events_table(self.lake).frame(self.spark, files=files)
         lines: dict[_Key, list[str]] = {}
-        # Events that were copied from a journal for this audit alone have no column of bodies.
-        columns = "COLUMNS(name -> name <> 'body')"
-        query = f"SELECT {columns} FROM some_events WHERE {wanted} ORDER BY sequence"
-        for row in self._duck.dicts(query):
-            key = row["store"], row["shard"], row["message"]
-            lines.setdefault(key, []).append(_event_line(row))
-        self._duck.files("sealed_folds", sealed_folds(self._lake), FOLDS.types)
-        query = f"SELECT store, shard, message FROM sealed_folds WHERE {wanted}"
-        for key in self._duck.fetch(query):
-            lines.setdefault(key, []).insert(0, "earlier events were dropped by compact --keep")
+        for row in events.where(wanted).drop("body", "extra").orderBy("sequence").collect():
+            lines.setdefault(keys[row.key], []).append(_event_line(row.asDict()))
+        if count_dropped(self.lake):
+            messages = table_of(self.lake, MESSAGES).frame(self.spark)
+            for row in messages.where(f"dropped AND {wanted}").select("key").collect():
+                text = "earlier events were dropped by compact --keep"
+                lines.setdefault(keys[row.key], []).insert(0, text)
         return {
             key: (MessageIds(bytes.fromhex(key[0])).show(key[2]), tuple(lines.get(key, ())))
             for key in about
         }
-
-
-def _shard_of(own: Sequence[PartFiles]) -> tuple[str, int]:
-    """The store and the shard of the parts of a task."""
-    return own[0].store, own[0].shard
-
-
-def _ranges_of(own: Sequence[PartFiles]) -> list[str]:
-    """The names of the ranges of parts that are not sealed, each once."""
-    return sorted({range_of(each.part) for each in own if not is_sealed(each.part)})
 
 
 def _event_line(row: dict[str, Any]) -> str:

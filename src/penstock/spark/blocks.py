@@ -301,7 +301,10 @@ def _read(
 
 
 def _sound(events: np.ndarray, ats: np.ndarray, ends: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Which events are of a known kind, with payloads inside their entry and in order."""
+    """Which events are of a known kind, with payloads inside their entry and in order.
+
+    Events may share a payload, so one may begin where the one before it does.
+    """
     sizes = (
         events["body_bytes"].astype(np.int64)
         + events["first_bytes"]
@@ -313,7 +316,7 @@ def _sound(events: np.ndarray, ats: np.ndarray, ends: np.ndarray, owners: np.nda
     sound = (events["kind"] >= 1) & (events["kind"] <= len(KINDS)) & (events["number"] >= 0)
     sound &= (begins >= ats + EVENT_BYTES) & (stops <= ends)
     follows = np.ones(len(events), bool)
-    follows[1:] = (begins[1:] >= stops[:-1]) | (owners[1:] != owners[:-1])
+    follows[1:] = (begins[1:] >= begins[:-1]) | (owners[1:] != owners[:-1])
     return np.asarray(sound & follows)
 
 
@@ -380,11 +383,13 @@ def _cut(block: Block, at: np.ndarray, begins: np.ndarray, sizes: np.ndarray) ->
 
     `data` becomes one Arrow array without a copy: its even elements are the values, its odd ones
     the bytes between them. Taking the even ones copies each value once. The positions increase,
-    because payloads are stored in the order of their events.
+    because payloads are stored in the order of their events, unless events share theirs.
     """
     count = len(block.events)
     if not len(at):
         return pa.nulls(count, pa.binary())
+    if (begins[1:] < begins[:-1] + sizes[:-1]).any():
+        return _cut_shared(block, at, begins, sizes)
     edges = np.empty(2 * len(at), np.int32)
     edges[0::2] = begins
     edges[1::2] = begins + sizes
@@ -399,6 +404,17 @@ def _cut(block: Block, at: np.ndarray, begins: np.ndarray, sizes: np.ndarray) ->
     return pa.Array.from_buffers(
         pa.binary(), count, [_bits(present), pa.py_buffer(np.cumsum(ends, dtype=np.int32)), values]
     )
+
+
+def _cut_shared(block: Block, at: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> pa.Array:
+    """The same for values that share bytes: each place is cut out once."""
+    places, of_place = np.unique(np.stack([begins, sizes]), axis=1, return_inverse=True)
+    values = [bytes(block.data[begin : begin + size]) for begin, size in places.T.tolist()]
+    numbers = np.zeros(len(block.events), np.int64)
+    numbers[at] = of_place.reshape(-1)
+    absent = np.ones(len(block.events), bool)
+    absent[at] = False
+    return pa.array(values, pa.binary()).take(pa.array(numbers, mask=absent))
 
 
 def _bits(present: np.ndarray) -> pa.Buffer:
@@ -563,4 +579,5 @@ COLUMNS: Final[dict[str, Column]] = {
     "body": _body,
     "extra": _extra,
     "damage": _damage,
+    "code": lambda block: pa.array(block.events["kind"].view(np.int8)),
 }

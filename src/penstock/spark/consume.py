@@ -13,7 +13,6 @@ settles a batch, in this run or another; or `settle`, if there will be no other 
 """
 
 import json
-import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from pyspark.sql.types import StructType
 import penstock
 from penstock.client import Queues
 from penstock.errors import InvalidField, UnsupportedOperation
+from penstock.output import logger
 from penstock.service import (
     PULL_LIMIT_MAX,
     SECOND_MS,
@@ -89,7 +89,7 @@ COLUMNS: Final[dict[str, tuple[pa.DataType, Callable[[Claim], Any]]]] = {
     "epoch": (pa.int64(), lambda claim: claim.epoch),
 }
 assert [column.split()[0] for column in SCHEMA.split(", ")] == list(COLUMNS)
-_warn = logging.getLogger("penstock.spark").warning
+_warn = logger("penstock.spark").warning
 
 
 def _pairs(claim: Claim, kind: type) -> list[tuple[str, Any]]:

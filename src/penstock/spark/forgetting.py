@@ -10,8 +10,7 @@ Killed at any point, the same command completes it.
 import shutil
 from collections.abc import Sequence
 
-from penstock.spark.duck import quoted
-from penstock.spark.ingest import events_table, remove_staged
+from penstock.spark.bronze import events_table, remove_staged
 from penstock.spark.lake import Lake, locked, locked_outbox, our_errors
 
 
@@ -25,7 +24,7 @@ def forget_content(lake: Lake, message_ids: Sequence[str]) -> dict[str, int]:
         rows = {
             message_id: table.update(
                 # Files have statistics of the number: by it only those with the message are read.
-                f"message = {int(message_id[-12:], 16)} AND message_id = {quoted(message_id)} "
+                f"message = {int(message_id[-12:], 16)} AND message_id = '{message_id}' "
                 "AND kind IN ('Pushed', 'Carried')",
                 {"body": "NULL", "extra": "NULL"},
             )

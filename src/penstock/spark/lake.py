@@ -3,9 +3,10 @@
     LAKE/lake.json            marks the directory as a lake; its format version and its id
     LAKE/events/ …            one directory a table: Parquet files and Delta's `_delta_log`
 
-Tasks write Parquet files below the table; the command then commits them in one Delta transaction
-through the `deltalake` package. Until then no reader sees them. Every commit carries application
-transactions with the position that the table has reached; the next run continues from there.
+Spark writes a frame as Parquet files into a directory of the table that no reader looks at; the
+command then commits these files in one Delta transaction through the `deltalake` package. Every
+commit carries application transactions with the position that the table has reached; the next run
+continues from there. Spark reads the files that Delta's log names.
 """
 
 import fcntl
@@ -14,22 +15,31 @@ import os
 import re
 import secrets
 import shutil
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from penstock.errors import JournalError, PenstockError, UnavailableError, error_class
-from penstock.spark.parquet import ColumnBounds, bounds_of, read_bounds, write_parquet
-from penstock.spark.schemas import arrow_schema
+from penstock.files import (
+    OtherOwner,
+    check_named,
+    make_directories,
+    open_directory,
+    open_in,
+    read_in,
+    write_in,
+)
+from penstock.spark.parquet import read_bounds
+from penstock.spark.schemas import arrow_schema, columns_of, local_frame
 from penstock.spark.versions import (
     NewestCommit,
     commits_in,
@@ -42,19 +52,24 @@ from penstock.spark.versions import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-VERSION: Final = 2
+VERSION: Final = 3
+# Lakes of this version have other tables; the first run of this release makes theirs again.
+VERSION_BEFORE: Final = 2
 MARKER: Final = "lake.json"
 _DRAFT: Final = f".{MARKER}."
 COMPACT_BYTES: Final = 128 << 20
+# An id is part of the name of a file in a store: that of the lake's reader.
+_ID: Final = re.compile(r"[0-9a-f]{1,64}")
 # The lock of a run that watches.
 WATCH: Final = "watch"
+_LOCK_POLL_S: Final = 0.05
 # The partition column of a table in parts; Delta's log has its values, the Parquet files do not.
 PART: Final = "part"
+# Files of a table until they are committed; Delta ignores names that begin with an underscore.
+STAGING: Final = "_staging"
 # Opened tables, each with the newest commit that it had then.
 _snapshots: Final[dict[Path, "_Snapshot"]] = {}
 _SNAPSHOTS_MAX: Final = 64
-# How many tables are committed at once.
-COMMITS_AT_ONCE: Final = 4
 _MISREAD: Final = re.compile(r"%[0-9a-fA-F]{2}|\\")
 # The characters that have a meaning in Hadoop's patterns of paths.
 _PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
@@ -78,13 +93,20 @@ class Lake:
 
     path: Path
     id: str
+    version: int = VERSION
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, create: bool = False) -> "Lake":
-        """Opens the lake at `path`. Raises LakeUnusable, in one sentence, and changes nothing."""
+    def open(
+        cls, path: str | os.PathLike[str], *, create: bool = False, other_owner: bool = False
+    ) -> "Lake":
+        """Opens the lake at `path`. Raises LakeUnusable, in one sentence, and changes nothing.
+
+        A lake of another user is refused without `other_owner`.
+        """
         root = Path(path)
         marker = root / MARKER
         try:
+            check_named(root, other_owner=other_owner)
             if not marker.exists():
                 if not create:
                     raise LakeUnusable(f"{root}: is not a Penstock lake; `pipeline run` makes one")
@@ -98,24 +120,37 @@ class Lake:
                         "hexadecimal digits, in the name of a directory for something else"
                     )
                 _make(root)
-            found = json.loads(marker.read_text())
+            found = json.loads(read_in(root, MARKER))
+        except OtherOwner as error:
+            raise LakeUnusable(f"{root}: {error.strerror}, or say --insecure-other-owner") from None
         except OSError as error:
             raise LakeUnusable(f"{root}: cannot be used: {error.strerror}") from error
         except ValueError as error:
             raise LakeUnusable(f"{marker}: cannot be read: {error}") from error
-        if not isinstance(found, dict) or found.get("version") != VERSION:
-            version = found.get("version") if isinstance(found, dict) else None
+        version = found.get("version") if isinstance(found, dict) else None
+        if version == VERSION_BEFORE and not create:
+            raise LakeUnusable(
+                f"{root}: is a lake of an earlier release; the next `pipeline run` makes its "
+                "tables again"
+            )
+        if version not in (VERSION, VERSION_BEFORE):
             raise LakeUnusable(
                 f"{root}: is a lake of version {version}; this Penstock reads version {VERSION}: "
                 "make a new lake from the journal"
             )
+        if not isinstance(found.get("id"), str) or not _ID.fullmatch(found["id"]):
+            raise LakeUnusable(f"{marker}: has no id of a lake")
         # The working directory of an executor may be another one.
-        return cls(root.absolute(), str(found["id"]))
+        return cls(root.absolute(), found["id"], int(version))
+
+    def mark_upgraded(self) -> None:
+        """Notes that every table is of this version."""
+        _mark(self.path, self.id)
 
     def check_exists(self) -> None:
         """Raises LakeUnusable if the lake was removed, or replaced by another."""
         try:
-            found = Lake.open(self.path)
+            found = Lake.open(self.path, other_owner=True)
         except LakeUnusable as error:
             raise LakeUnusable(f"{self.path}: was removed while it was used") from error
         if found.id != self.id:
@@ -127,13 +162,15 @@ class Lake:
 
 
 def _make(root: Path) -> None:
-    root.mkdir(parents=True, exist_ok=True)
-    made = root / f"{_DRAFT}{os.getpid()}"
-    try:
-        made.write_text(json.dumps({"version": VERSION, "id": secrets.token_hex(8)}) + "\n")
-        made.replace(root / MARKER)
-    finally:
-        made.unlink(missing_ok=True)
+    # Readable as the tables are, which other programs write.
+    make_directories(root, mode=0o777)
+    check_named(root)
+    _mark(root, secrets.token_hex(8))
+
+
+def _mark(root: Path, lake_id: str) -> None:
+    made = json.dumps({"version": VERSION, "id": lake_id}) + "\n"
+    write_in(root, MARKER, made.encode(), mode=0o666)
 
 
 def _is_foreign(path: Path) -> bool:
@@ -142,19 +179,30 @@ def _is_foreign(path: Path) -> bool:
 
 
 @contextmanager
-def locked(lake: Lake, name: str) -> Iterator[None]:
+def locked(lake: Lake, name: str, *, wait_s: float = 0.0) -> Iterator[None]:
     """Excludes other processes from the same work; ends with the process. Raises LakeBusy.
 
     The locks are `watch`, `events`, `tables` and `verdicts`; a process takes them in this order.
+    With `wait_s`, it is waited for so long.
     """
-    path = lake.path / f".{name}.lock"
-    file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    end_s = time.monotonic() + wait_s
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            doing = "is watching for it" if name == WATCH else f"is changing its {name}"
-            raise LakeBusy(f"{lake.path}: another process {doing}; wait until it ends") from None
+        file = open_in(lake.path, f".{name}.lock", os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError as error:
+        raise LakeUnusable(f"{lake.path}: cannot be locked: {error.strerror}") from None
+    try:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() < end_s:
+                    threading.Event().wait(_LOCK_POLL_S)
+                    continue
+                doing = "is watching for it" if name == WATCH else f"is changing its {name}"
+                raise LakeBusy(
+                    f"{lake.path}: another process {doing}; wait until it ends"
+                ) from None
         yield
     finally:
         os.close(file)
@@ -167,7 +215,7 @@ def locked_outbox(lake: Lake) -> Iterator[Path]:
     Raises LakeUnusable if a replay is running.
     """
     # The lock is on the directory itself, and ends with the process that holds it.
-    fd = os.open(lake.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = open_directory(lake.path)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,21 +224,6 @@ def locked_outbox(lake: Lake) -> Iterator[Path]:
         yield lake.path / "outbox"
     finally:
         os.close(fd)
-
-
-@contextmanager
-def scratch(lake: Lake, name: str) -> Iterator[Path]:
-    """An empty directory in the lake, which executors see too; it is removed at the end.
-
-    The caller holds the lock of the work that uses it.
-    """
-    path = lake.path / f"_{name}"
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -252,13 +285,23 @@ class Table:
         delta = self.delta()
         return None if delta is None else delta.transaction_version(application)
 
-    def frame(self, spark: "SparkSession", seen: DeltaTable | None = None) -> "DataFrame":
-        """The table's rows, as of `seen` if that is given."""
+    def frame(
+        self,
+        spark: "SparkSession",
+        seen: DeltaTable | None = None,
+        files: Sequence["TableFile"] | None = None,
+    ) -> "DataFrame":
+        """The table's rows, as of `seen` if that is given, or those of some of its files."""
+        files = self.files(seen) if files is None else files
+        schema = f"{self.schema}, {PART} bigint" if self.in_parts else self.schema
+        if not files:
+            return local_frame(spark, [], schema)
         # Delta's own URIs are quoted, and Spark takes a path as a pattern that is not.
-        paths = [_PATTERN.sub(r"\\\g<0>", each.path) for each in self.files(seen)]
-        if not paths:
-            return spark.createDataFrame([], self.schema)
-        return spark.read.schema(self.schema).parquet(*paths)
+        paths = [_PATTERN.sub(r"\\\g<0>", each.path) for each in files]
+        reader = spark.read.schema(schema)
+        if self.in_parts:
+            reader = reader.option("basePath", str(self.path / "data"))
+        return reader.parquet(*paths)
 
     def rows(self) -> int:
         """How many rows the table holds, by its own statistics."""
@@ -267,24 +310,37 @@ class Table:
             return 0
         return sum(delta.get_add_actions(flatten=True).column("num_records").to_pylist())
 
-    def move_in(self, files: Sequence[str], directory: str) -> list["AddedFile"]:
-        """Moves files from elsewhere below the table into a directory of it.
+    def stage(self, frame: "DataFrame") -> list["AddedFile"]:
+        """Has Spark write a frame's rows, as the table has them, into files to be committed.
 
-        Files that a killed run left in the directory are removed.
+        What a killed process left of that is removed. The caller holds the table's lock.
         """
-        if not files:
-            return []
-        target = self.path / directory
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        paths = [Path(file).replace(target / Path(file).name) for file in files]
-        return [AddedFile.of(self.path, path) for path in paths]
+        columns = [
+            f"CAST(`{name}` AS {kind}) AS `{name}`" for name, kind in self._columns().items()
+        ]
+        staging = self.path / STAGING
+        shutil.rmtree(staging, ignore_errors=True)
+        writer = frame.selectExpr(*columns).write.mode("overwrite")
+        if self.in_parts:
+            writer = writer.partitionBy(PART)
+        writer.parquet(str(staging))
+        added = []
+        for path in sorted(staging.rglob("*.parquet")):
+            directory = self.path / "data" / path.parent.relative_to(staging)
+            directory.mkdir(parents=True, exist_ok=True)
+            added.append(AddedFile.of(self.path, path.replace(directory / path.name)))
+        shutil.rmtree(staging, ignore_errors=True)
+        return added
+
+    def _columns(self) -> dict[str, str]:
+        columns = columns_of(self.schema)
+        return {**columns, PART: "bigint"} if self.in_parts else columns
 
     def replace(
         self,
         added: Sequence["AddedFile"],
         transactions: Mapping[str, int],
-        parts: Sequence[str] | None = None,
+        parts: Sequence[int] | None = None,
     ) -> None:
         """Makes these files all that the table holds, or holds in these parts, in one commit."""
         mode = "append" if parts == [] else "overwrite"
@@ -293,20 +349,6 @@ class Table:
     def add(self, added: Sequence["AddedFile"], transactions: Mapping[str, int]) -> None:
         """Adds the rows of these files, which lie below the table, in one commit."""
         self._commit([each for each in added if each.rows], "append", transactions)
-
-    def new_file(self, part: str | None = None) -> Path:
-        """A path for a new file below the table; readers see it once it is committed."""
-        directory = self.path / "data"
-        if part is not None:
-            directory /= f"{PART}={part}"
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory / f"{uuid.uuid4().hex}.parquet"
-
-    def write(self, part: str, rows: pa.Table, group_rows: int) -> "AddedFile":
-        """Writes rows of a part into a new file; readers see it once it is committed."""
-        path = self.new_file(part)
-        write_parquet(rows, path, group_rows)
-        return AddedFile.written(self.path, path, rows)
 
     def files(self, seen: DeltaTable | None = None) -> list["TableFile"]:
         """The files of the table with the statistics of their columns, as of `seen` if given."""
@@ -321,13 +363,14 @@ class Table:
         return list(held.files)
 
     def _list_files(self, delta: DeltaTable) -> list["TableFile"]:
+        """The files that the log names. Raises LakeUnusable if one is not of this table."""
         rows = delta.get_add_actions(flatten=True)
         names = rows.schema.names
         # Not through `pa.table`, which imports pandas: half a second of a command that has no work.
         columns = [rows.column(name).to_pylist() for name in names]
         return [
             TableFile(
-                str(self.path / row["path"]),
+                self._within(row["path"]),
                 row.get(f"partition.{PART}"),
                 row["num_records"] or 0,
                 {n[4:]: row[n] for n in names if n.startswith("min.") and row[n] is not None},
@@ -336,12 +379,19 @@ class Table:
             for row in (dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True))
         ]
 
+    def _within(self, name: str) -> str:
+        """The path of a file by its name in the log. Raises LakeUnusable if it lies elsewhere."""
+        path = self.path / name
+        if os.path.isabs(name) or ".." in Path(name).parts or path.is_symlink():
+            raise LakeUnusable(f"{self.path}: its log names {name!r}, which is not within it")
+        return str(path)
+
     def _commit(
         self,
         added: list["AddedFile"],
         mode: str,
         transactions: Mapping[str, int],
-        parts: Sequence[str] | None = None,
+        parts: Sequence[int] | None = None,
     ) -> None:
         schema = self._delta_schema()
         parted_by = [PART] if self.in_parts else None
@@ -361,30 +411,22 @@ class Table:
             # The table was made before it had these columns.
             delta = DeltaTable(str(self.path))
             delta.alter.add_columns(new)
+            # Statistics of the new columns, too.
+            keep_texts_out(delta)
         delta.create_write_transaction(
             [each.action() for each in added],
             mode,
             schema,
             parted_by,
-            [(PART, "in", list(parts))] if parts else None,
+            [(PART, "in", list(map(str, parts)))] if parts else None,
             commit_properties=_properties(transactions),
         )
 
     def _delta_schema(self) -> Schema:
         made = arrow_schema(self.schema)
         if self.in_parts:
-            made = made.append(pa.field(PART, pa.string()))
+            made = made.append(pa.field(PART, pa.int64()))
         return Schema.from_arrow(made)
-
-    def overwrite(self, predicate: str, rows: Any, transactions: Mapping[str, int]) -> None:
-        """Replaces the rows that meet a condition by these, which meet it too, in one commit."""
-        write_deltalake(
-            self._open_to_rewrite() or str(self.path),
-            rows,
-            mode="overwrite",
-            predicate=predicate,
-            commit_properties=_properties(transactions),
-        )
 
     def update(self, predicate: str, changes: Mapping[str, str]) -> int:
         """Changes the rows that meet a condition, in one commit; how many there were."""
@@ -412,22 +454,27 @@ class Table:
         The caller holds the lock of whoever adds files: until they are committed, they count as
         unused.
         """
+        self._check_links()
         delta = self._open()
+        # What was opened before may need a commit that is removed now.
+        _snapshots.pop(self.path, None)
         return 0 if delta is None else drop_versions(delta, self.path, keep_hours, commit_hours)
+
+    def _check_links(self) -> None:
+        """Raises LakeUnusable for a link to a directory: files are removed behind it, too."""
+        for directory, names, _ in os.walk(self.path):
+            for name in names:
+                if os.path.islink(os.path.join(directory, name)):
+                    raise LakeUnusable(f"{directory}: {name!r} in it is a link; lakes have none")
 
     def _open_to_rewrite(self) -> DeltaTable | None:
         """The table, for changes of which `deltalake` itself writes files and statistics."""
+        self._check_links()
         delta = self._open()
         if delta is not None:
+            self._list_files(delta)
             keep_texts_out(delta)
         return delta
-
-
-def commit_all(commits: Iterable[Callable[[], None]]) -> None:
-    """Makes commits of different tables at once: most of a commit is waiting."""
-    with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
-        for done in [pool.submit(commit) for commit in commits]:
-            done.result()
 
 
 def _properties(transactions: Mapping[str, int]) -> CommitProperties:
@@ -441,7 +488,7 @@ class TableFile:
     """A file of a table; statistics are of whole numbers, and of `store`."""
 
     path: str
-    part: str | None
+    part: int | None
     rows: int
     smallest: dict[str, Any]
     largest: dict[str, Any]
@@ -466,20 +513,11 @@ class AddedFile:
     rows: int
     smallest: dict[str, int | str]
     largest: dict[str, int | str]
-    part: str | None
+    part: int | None
 
     @classmethod
     def of(cls, table: Path, file: Path) -> "AddedFile":
         rows, bounds = read_bounds(file)
-        return cls._of(table, file, rows, bounds)
-
-    @classmethod
-    def written(cls, table: Path, file: Path, rows: pa.Table) -> "AddedFile":
-        """A file that has exactly these rows: its footer need not be read."""
-        return cls._of(table, file, len(rows), bounds_of(rows))
-
-    @classmethod
-    def _of(cls, table: Path, file: Path, rows: int, bounds: ColumnBounds) -> "AddedFile":
         found = file.stat()
         name, _, value = file.parent.name.partition("=")
         return cls(
@@ -488,7 +526,7 @@ class AddedFile:
             found.st_mtime_ns // 1_000_000,
             rows,
             *bounds,
-            value if name == PART else None,
+            int(value) if name == PART else None,
         )
 
     def action(self) -> AddAction:
@@ -497,7 +535,7 @@ class AddedFile:
             "minValues": self.smallest,
             "maxValues": self.largest,
         }
-        of_part = {} if self.part is None else {PART: self.part}
+        of_part = {} if self.part is None else {PART: str(self.part)}
         statistics = json.dumps(stats)
         return AddAction(self.path, self.size_bytes, of_part, self.modified_ms, True, statistics)
 
@@ -510,16 +548,16 @@ def first_line(error: Any) -> str:
 
 # The last line of a traceback, as Python prints it in a task of Spark: the class and the message.
 _OURS: Final = re.compile(r"(?<![\w.])penstock\.(?:\w+\.)+([A-Z]\w*): ([^\n]+)")
-# The same, of DuckDB or Delta about a file that is damaged, missing or not to be used.
+# The same, of Spark or Delta about a file that is damaged, missing or not to be used.
 _FILES: Final = re.compile(
-    r"(?<![\w.])(?:_duckdb\.(?:IO|InvalidInput)Exception|_internal\.\w*Error): ([^\n]+)"
+    r"(?:\[(?:FAILED_READ_FILE|PATH_NOT_FOUND)[.\w]*\]|(?<![\w.])_internal\.\w*Error:) ([^\n]+)"
 )
 _NO_ROOM: Final = re.compile(r"[^\n]*(?:No space left on device|Disk quota exceeded)[^\n]*")
 
 
 @contextmanager
 def our_errors() -> Iterator[None]:
-    """Raises as a PenstockError what Spark, DuckDB or Delta raised.
+    """Raises as a PenstockError what Spark or Delta raised.
 
     A PenstockError of a task is wrapped by Spark in an exception of its own, and only its text
     passes through Java. Class names are unique in the package, so the name finds the class; an
@@ -531,11 +569,10 @@ def our_errors() -> Iterator[None]:
     except UnavailableError:
         raise
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):
-            # DuckDB raises an error of its own when Ctrl-C ends its query.
-            raise KeyboardInterrupt from error
         kind = type(error)
-        text = f"{kind.__module__}.{kind.__qualname__}: {error}"
+        # What the disk said is the cause of the cause, which only the trace of Java names.
+        trace = getattr(error, "_stackTrace", None) or ""
+        text = f"{kind.__module__}.{kind.__qualname__}: {error}\n{trace}"
         if full := _NO_ROOM.search(text):
             raise LakeFull(f"{_message(full[0])}: nothing is lost, free some space") from error
         if isinstance(error, PenstockError):
@@ -552,4 +589,4 @@ def our_errors() -> Iterator[None]:
 
 def _message(line: str) -> str:
     """The message in the last line of a traceback."""
-    return re.sub(r"^\s*(?:[\w.]+: )*", "", line)
+    return re.sub(r"^\s*(?:Caused by: )?(?:[\w.]+: )*", "", line)

@@ -26,14 +26,15 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, Transaction, write_deltalake
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from penstock.client import Queues
 from penstock.errors import InvalidField, QueueNotFound, RequestError, UnavailableError
 from penstock.service import TTL_MS_MAX, Push, QueueInfo, check_name, check_number
-from penstock.spark.condition import condition_sql
-from penstock.spark.ingest import events_table
+from penstock.spark.bronze import events_table
 from penstock.spark.lake import Lake, LakeUnusable, Table, first_line, locked_outbox, our_errors
+from penstock.spark.progress import WaitStep, step
 from penstock.spark.tables import MESSAGES
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ SCHEMA: Final = (
 SLICE_MESSAGES: Final = 10_000
 SLICE_BYTES: Final = 64 << 20
 RATE_MAX: Final = 1_000_000
+WHERE_MAX: Final = 10_000
 SHOWN_MAX: Final = 5
 _BATCH_MESSAGES: Final = 1_000
 _BATCH_BYTES: Final = 4 << 20
@@ -89,7 +91,6 @@ def replay(
     name: str | None = None,
     rate: int | None = None,
     dry_run: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
     """Sends every message of the lake that meets the condition and was not sent before.
 
@@ -103,17 +104,20 @@ def replay(
     queues.describe(to)
     chosen = _chosen(spark, lake, where)
     with locked_outbox(lake) as outbox:
-        target = _Target(lake, queues, to, name, rate, progress)
+        target = _Target(lake, queues, to, name, rate)
         if not dry_run:
             target.settle()
         with our_errors():
-            outcome, ready = _ready(spark, lake, chosen, name)
+            with step(spark, "choosing messages"):
+                outcome, ready = _ready(spark, lake, chosen, name)
             if dry_run or not outcome.to_send:
                 return outcome
             try:
-                _write(ready, outbox)
-                for rows in _slices(outbox):
-                    target.send(rows, outcome)
+                with step(spark, "reading bodies"):
+                    _write(ready, outbox)
+                with step(spark, f"sending to {to}", 0, outcome.to_send) as sending:
+                    for rows in _slices(outbox):
+                        target.send(rows, outcome, sending)
             finally:
                 shutil.rmtree(outbox, ignore_errors=True)
     return outcome
@@ -147,16 +151,20 @@ def _chosen(spark: "SparkSession", lake: Lake, where: str) -> "DataFrame":
     messages = lake.table(MESSAGES.name, MESSAGES.schema)
     if messages.delta() is None:
         raise LakeUnusable(f"{lake.path}: has no table messages yet; `pipeline run` makes it")
-    selecting = where_sql(where)
+    check_where(where)
     with _bad_condition():
-        chosen = messages.frame(spark).where(selecting)
+        # As an expression: Spark's parser refuses a statement here, and what follows a condition.
+        chosen = messages.frame(spark).where(where)
         assert chosen.schema.names, "a remote Spark checks types only when asked for the schema"
         return chosen
 
 
-def where_sql(where: str) -> str:
-    """The condition on `messages` as SQL that can do nothing but select. Raises InvalidField."""
-    return condition_sql(where, MESSAGES.columns)
+def check_where(where: str) -> None:
+    """Raises InvalidField for a condition that is empty, or longer than Spark's parser can take."""
+    if not where.strip():
+        raise InvalidField("where: is empty; `true` chooses every message")
+    if len(where) > WHERE_MAX:
+        raise InvalidField(f"where: has {len(where):,} characters; at most {WHERE_MAX:,}")
 
 
 @contextmanager
@@ -168,6 +176,10 @@ def _bad_condition() -> Iterator[None]:
         if (error.getCondition() or "").startswith("FAILED_READ_FILE"):
             raise LakeUnusable(f"a table of the lake cannot be read: {reason}") from error
         raise InvalidField(f"where: is not a condition on messages: {reason}") from None
+    except Py4JJavaError as error:
+        # Of Java's parser: one that nests thousands of parentheses needs more stack than there is.
+        reason = str(error.java_exception).partition("\n")[0]
+        raise InvalidField(f"where: cannot be used: {reason}") from None
 
 
 def _ready(
@@ -256,7 +268,6 @@ class _Target:
         to: str,
         name: str,
         rate: int | None,
-        progress: Callable[[int, int], None],
     ) -> None:
         self._table = replays_table(lake)
         self._lake_id = lake.id
@@ -265,7 +276,6 @@ class _Target:
         self._name = name
         self._beside = beside(to)
         self._rate = rate
-        self._progress = progress
         self._next_s = time.monotonic()
 
     def settle(self) -> None:
@@ -299,7 +309,7 @@ class _Target:
         noted = delta.to_pyarrow_dataset().filter(ds.field("slice") == token)
         return bool(noted.head(1).num_rows)
 
-    def send(self, rows: Sequence[dict[str, Any]], outcome: Outcome) -> None:
+    def send(self, rows: Sequence[dict[str, Any]], outcome: Outcome, sending: WaitStep) -> None:
         """Sends one slice."""
         token = secrets.token_hex(8)
         accepted, refused = self._push(rows, token)
@@ -307,7 +317,7 @@ class _Target:
         if accepted:
             self._note(accepted, token)
             done = outcome.sent
-            self._move(lambda moved: self._progress(done + moved, outcome.to_send))
+            self._move(lambda moved: sending.reached(done + moved))
         self._queues.remove(self._beside)
         outcome.sent += len(accepted)
 

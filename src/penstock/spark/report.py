@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import penstock
+from penstock import drawing
 from penstock.service import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from penstock.spark.audit import Verdict, audit
+from penstock.spark.blocks import KIND_NAMES
+from penstock.spark.bronze import events_table
 from penstock.spark.checks import CHECKS
-from penstock.spark.derive import is_current, table_of
-from penstock.spark.distribute import Progress, no_progress
-from penstock.spark.ingest import events_table
 from penstock.spark.lake import Lake, LakeUnusable, our_errors
-from penstock.spark.queries import BUCKET_MS
+from penstock.spark.progress import WaitStep, step
 from penstock.spark.tables import QUEUE_EVENTS, TABLES
+from penstock.spark.update import is_current, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,23 +52,23 @@ _STEPS_MS: Final = (
 
 # Each period of time that a message spent in one queue. Few messages ever move, and only theirs
 # are put in order; a life with a move is not regular, so its events are in `irregular_events`.
-_STAYS: Final = """
+_MOVED: Final = KIND_NAMES.index("Moved")
+_STAYS: Final = f"""
     WITH moved AS (
-      SELECT store, shard, message, to_queue AS queue_number, at_ms, sequence
-      FROM {irregular_events} WHERE kind = 'Moved'
+      SELECT key, to_queue AS queue_number, at_ms, sequence
+      FROM {{irregular_events}} WHERE code = {_MOVED}
       UNION ALL
-      SELECT store, shard, message, queue_number, pushed_at_ms, -1 FROM {messages} WHERE moves > 0
+      SELECT key, queue_number, pushed_at_ms, -1 FROM {{messages}} WHERE moves > 0
     ), stays AS (
-      SELECT *, lead(at_ms) OVER (PARTITION BY message, shard, store ORDER BY sequence) AS left_ms
-      FROM moved
+      SELECT *, lead(at_ms) OVER (PARTITION BY key ORDER BY sequence) AS left_ms FROM moved
     )
     SELECT store, queue, pushed_at_ms, pushed_at_ms AS from_ms, ended_at_ms AS until_ms
-    FROM {messages} WHERE moves = 0
+    FROM {{messages}} WHERE moves = 0
     UNION ALL
-    SELECT stays.store, queues.queue, pushed_at_ms, at_ms, coalesce(left_ms, ended_at_ms)
+    SELECT messages.store, queues.queue, pushed_at_ms, at_ms, coalesce(left_ms, ended_at_ms)
     FROM stays
-    JOIN {messages} AS messages USING (store, shard, message)
-    JOIN {queues} AS queues ON queues.store = stays.store AND queues.shard = stays.shard
+    JOIN {{messages}} AS messages USING (key)
+    JOIN {{queues}} AS queues ON queues.store = messages.store AND queues.shard = messages.shard
       AND queues.queue_number = stays.queue_number
 """
 # Each message that was ever dead-lettered, once, by the last time it was.
@@ -78,23 +79,28 @@ _LAST_DEAD: Final = """(
       WHERE nth = 1)"""
 
 
-def make_report(
-    spark: "SparkSession", lake: Lake, progress: Progress = no_progress
-) -> tuple[str, Verdict]:
+def make_report(spark: "SparkSession", lake: Lake) -> tuple[str, Verdict]:
     """The page, and the verdict it opens with. Raises LakeUnusable."""
     with our_errors():
-        verdict = audit(
-            lambda: spark, lake, shown_max=FINDINGS_MAX, progress=lambda part: progress(part / 2)
-        )
+        with step(spark, "audit"):
+            verdict = audit(lambda: spark, lake, shown_max=FINDINGS_MAX)
+        with step(spark, "report") as made:
+            tables = _Tables.of(spark, lake)
+            return render(tables.figures(verdict, made)), verdict
+
+
+def warm_up(spark: "SparkSession", lake: Lake) -> None:
+    """Runs the queries of a report: Java compiles, and Spark keeps, what the next ones use."""
+    with our_errors():
         tables = _Tables.of(spark, lake)
-        figures = tables.figures(verdict, lambda part: progress(0.5 + part / 2))
-        return render(figures), verdict
+        for section in tables.sections().values():
+            section()
 
 
 def render(figures: dict[str, Any]) -> str:
     """The page of these figures."""
-    style = _page("report.css")
-    script = _page("report.js")
+    style = drawing.joined_style(_page("report.css"))
+    script = drawing.joined_script(_page("report.js"))
     parts = {
         "policy": f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "base-uri 'none'; form-action 'none'",
@@ -183,7 +189,9 @@ class _Tables:
             if seen is not None and not is_current(table, seen):
                 behind.append(each.name)
             frames[each.name] = table.frame(spark)
-        named: Any = {name: frames[name] for name in ("queue_events", "folds", "irregular_events")}
+        named: Any = {
+            name: frames[name] for name in ("queue_events", "messages", "irregular_events")
+        }
         # Not from `events`, of which some may be dropped.
         found = spark.sql(
             """
@@ -193,12 +201,11 @@ class _Tables:
               SELECT store, count(*) AS events, min(at_ms) AS first_ms, max(at_ms) AS to_ms
               FROM {queue_events} WHERE kind <> 'Damaged' GROUP BY store
               UNION ALL
-              SELECT store, sum(events), NULL, NULL FROM {folds} GROUP BY store
+              SELECT store, sum(events), min(pushed_at_ms),
+                max(greatest(pushed_at_ms, last_pulled_at_ms, ended_at_ms))
+              FROM {messages} GROUP BY store
               UNION ALL
-              SELECT store, 0, min(pushed_ms), max(greatest(pushed_ms, claimed_ms, deleted_ms))
-              FROM {folds} WHERE regular GROUP BY store
-              UNION ALL
-              SELECT store, 0, min(at_ms), max(at_ms) FROM {irregular_events} GROUP BY store)
+              SELECT NULL, 0, min(at_ms), max(at_ms) FROM {irregular_events})
             """,
             **named,
         ).collect()[0]
@@ -217,12 +224,15 @@ class _Tables:
         }
         return [row.asDict() for row in self.spark.sql(query, **named).collect()]
 
-    def figures(self, verdict: Verdict, progress: Progress) -> dict[str, Any]:
-        """Everything on the page."""
-        axis = _Time.of(self.first_ms, self.to_ms, POINTS_MAX)
-        sections: dict[str, Callable[[], Any]] = {
+    @property
+    def _axis(self) -> _Time:
+        return _Time.of(self.first_ms, self.to_ms, POINTS_MAX)
+
+    def sections(self) -> dict[str, Callable[[], Any]]:
+        """What makes each section of the page, by its name."""
+        return {
             "figures": self._figures,
-            "depth": lambda: self._depth(axis),
+            "depth": lambda: self._depth(self._axis),
             "latency": self._latency,
             "redelivery": self._redelivery,
             "dead_letters": self._dead_letters,
@@ -230,10 +240,15 @@ class _Tables:
             "hot_groups": self._hot_groups,
             "queues": self._queues,
         }
+
+    def figures(self, verdict: Verdict, progress: WaitStep) -> dict[str, Any]:
+        """Everything on the page."""
+        axis = self._axis
+        sections = self.sections()
         made = {}
         for number, (name, section) in enumerate(sections.items()):
+            progress.reached(number, len(sections))
             made[name] = section()
-            progress((number + 1) / len(sections))
         return {
             "lake": self.lake.path.resolve().name,
             "version": penstock.__version__,
@@ -392,7 +407,7 @@ class _Tables:
     def _heat(
         self, rows: list[dict[str, Any]], name: str, instant: str, amount: str, table: str
     ) -> dict[str, Any]:
-        axis = _Time.of(self.first_ms, self.to_ms, CELLS_MAX, BUCKET_MS)
+        axis = _Time.of(self.first_ms, self.to_ms, CELLS_MAX, MINUTE_MS)
         shown = rows[:ROWS_MAX]
         chosen = self.spark.createDataFrame([(row["name"],) for row in shown], "chosen string")
         cells = {row["name"]: [0] * axis.points for row in shown}

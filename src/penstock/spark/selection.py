@@ -4,6 +4,7 @@ It needs no Spark: `ingest` uses it before Spark is started, or without.
 """
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +26,9 @@ _SPAN_BYTES_MAX: Final = 128 << 20
 _SPANS: Final = 8
 _RANGES: Final = ("fromEntry", "toEntry", "fromTime", "toTime", "fromOffset")
 _LIMITS: Final = ("maxBytesPerTrigger", "spanBytes")
+_POINT: Final = re.compile(r"(\d+):(\d+)")
 _KNOWN: Final = usual_spelling(
-    ["path", "mode", "into", "archive", "reader", "queue", "kinds", *_RANGES, *_LIMITS],
+    ["path", "mode", "into", "archive", "reader", "startAt", "queue", "kinds", *_RANGES, *_LIMITS],
 )
 SCHEMA: Final = (
     "store string, shard int, term bigint, entry bigint, index int, sequence bigint, "
@@ -34,7 +36,8 @@ SCHEMA: Final = (
     "message_id string, epoch bigint, deadline_ms bigint, visible_at_ms bigint, "
     "expires_at_ms bigint, priority int, group string, dedup_id string, attempt_id string, "
     "holder string, name string, to_queue bigint, rank bigint, dead boolean, count bigint, "
-    "before bigint, body_bytes bigint, body binary, extra string, damage string"
+    "before bigint, body_bytes bigint, body binary, extra string, damage string, "
+    "code tinyint"
 )
 assert [column.split()[0] for column in SCHEMA.split(", ")] == list(COLUMNS)
 
@@ -51,6 +54,7 @@ class SourceOptions:
     batch_bytes_max: int | None
     span_bytes: int | None
     into: str | None
+    start: Point | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "SourceOptions":
@@ -79,6 +83,7 @@ class SourceOptions:
             whole(found, "maxBytesPerTrigger"),
             whole(found, "spanBytes"),
             _into(found),
+            _start(found.get("startAt")),
         )
 
 
@@ -89,6 +94,16 @@ def _into(found: Mapping[str, str]) -> str | None:
     if "into" in found:
         raise InvalidField("option 'into': is for mode 'files', which writes there")
     return None
+
+
+def _start(given: str | None) -> Point | None:
+    """The point at which a new stream begins."""
+    if given is None:
+        return None
+    match = _POINT.fullmatch(given)
+    if match is None:
+        raise InvalidField(f"option 'startAt': {given!r} is not OFFSET:ENTRY")
+    return Point(int(match[1]), int(match[2]))
 
 
 def now_ms() -> int:

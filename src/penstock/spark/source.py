@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidField, JournalError, StoreUnusable
-from penstock.journal import readers
+from penstock.journal import reader_positions
 from penstock.spark.blocks import COLUMNS, Wanted
 from penstock.spark.options import check_columns
 from penstock.spark.selection import SCHEMA, SourceOptions, now_ms, spans
@@ -44,7 +44,8 @@ class PenstockSource(DataSource):
         spark.readStream.format("penstock").option("reader", "mine").load("STORE")
 
     mode                "journal"; "files": tasks write the events as Parquet files, and a row
-                        names a file; or "consume": a queue's messages, see docs/spark-queues.md
+                        names a file; or "consume": a queue's messages, as
+                        docs/how-to/spark-queues.md describes
     into                of mode "files": the directory they are written to
     path                the store, an archive directory, or any directory of segment files
     archive             where files went that the journal has dropped
@@ -55,6 +56,7 @@ class PenstockSource(DataSource):
     fromOffset          of entries that begin there or later
     reader              streaming from a store: the name under which the journal keeps what this
                         stream has not read yet; `penstock readers` lists and removes them
+    startAt             streaming: OFFSET:ENTRY, where a stream without a checkpoint begins
     maxBytesPerTrigger  how much of the journal one micro-batch takes
     spanBytes           how much of the journal one task reads; otherwise an eighth of it, or of
                         the micro-batch, 32 to 128 MiB
@@ -183,8 +185,9 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         stream = self._open()
         try:
-            self._register(stream, stream.first.offset)
-            return _as_offset(stream, stream.first)
+            first = self._options.start or stream.first
+            self._register(stream, first.offset)
+            return _as_offset(stream, first)
         finally:
             stream.close()
 
@@ -255,7 +258,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "option 'reader': a stream needs a name of your choice, under which the journal "
                 "keeps what it has not read"
             )
-        readers.register(stream.store, self._options.reader, floor_offset, now_ms())
+        reader_positions.register(stream.store, self._options.reader, floor_offset, now_ms())
 
 
 def _as_offset(stream: Stream, point: Point) -> dict[str, Any]:

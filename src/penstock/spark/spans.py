@@ -2,7 +2,7 @@
 
 Rows that go into Spark are copied from Arrow to Java, and Spark writes Parquet files value by
 value. A task that writes its file itself does both in Arrow, and returns only the file's name:
-`mode` "files", by which the lake's `events` are written.
+`mode` "files", for exports.
 """
 
 import json
@@ -43,7 +43,7 @@ class Span:
     """A range of a journal and a selection of its events: the input of one task.
 
     `schema` is that of the rows it returns. With `into`, the events go into a file in this
-    directory, without their bodies if `bodies` is false.
+    directory.
     """
 
     path: str
@@ -53,7 +53,6 @@ class Span:
     wanted: Wanted
     schema: str
     into: str | None = None
-    bodies: bool = True
 
 
 def read_span(span: Span) -> Iterator[pa.RecordBatch]:
@@ -99,12 +98,6 @@ def _write(span: Span, into: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]
         yield pa.RecordBatch.from_pydict({name: named[name] for name in schema.names}, schema)
 
 
-def write_span(span: Span, threads: int) -> list[str]:
-    """Writes the events of a span into its directory; the file, if there are any."""
-    assert span.into is not None
-    return [path for path, _ in _written(span, span.into)]
-
-
 def _written(span: Span, into: str) -> Iterator[tuple[str, int]]:
     path = Path(into) / f"{span.start.offset:020d}-{uuid.uuid4().hex}.parquet"
     try:
@@ -120,7 +113,7 @@ def _written(span: Span, into: str) -> Iterator[tuple[str, int]]:
 
 
 def _write_file(path: Path, span: Span) -> int:
-    names = [name for name in COLUMNS if span.bodies or name != "body"]
+    names = list(COLUMNS)
     rows = 0
     with ExitStack() as stack:
         held: list[pa.RecordBatch] = []

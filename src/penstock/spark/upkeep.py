@@ -8,12 +8,11 @@ the lake itself when there are many.
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.spark.derive import derive, is_up_to_date, table_of
-from penstock.spark.distribute import OpenSpark
-from penstock.spark.ingest import events_table
+from penstock.spark.bronze import events_table, journals_table
 from penstock.spark.lake import Lake, locked, our_errors
-from penstock.spark.seals import complete_tables
+from penstock.spark.session import OpenSpark
 from penstock.spark.tables import BALANCES, FINDINGS, QUEUE_EVENTS, TABLES
+from penstock.spark.update import is_up_to_date, table_of, update
 
 # A watching run compacts the lake when `events` has so many commits, and not again for an hour.
 COMMITS_MAX: Final = 1_000
@@ -31,21 +30,24 @@ def compact_lake(
     Raises LakeUnusable, LakeFull or LakeBusy.
     """
     with our_errors():
+        # Refused before the first table is changed, and not at the second.
         with locked(lake, "tables"), locked(lake, "verdicts"):
-            # The files of a plan would count as unused until they are committed.
-            complete_tables(lake)
-        was_up_to_date = is_up_to_date(lake)
+            was_up_to_date = is_up_to_date(lake)
         derived = (QUEUE_EVENTS, *TABLES, FINDINGS, BALANCES)
-        tables = [events_table(lake), *(table_of(lake, each) for each in derived)]
+        tables = [
+            events_table(lake),
+            journals_table(lake),
+            *(table_of(lake, each) for each in derived),
+        ]
         for each in tables:
             # Files that another process is about to commit would count as unused.
-            name = "events" if each is tables[0] else "tables"
+            name = "events" if each in tables[:2] else "tables"
             with locked(lake, name), locked(lake, "verdicts"):
                 done = each.compact(keep_hours, commit_hours)
             yield each.path.name, done
         if was_up_to_date:
             # The same events have another version now: without this, the next run would work again.
-            derive(open_spark, lake)
+            update(open_spark, lake)
 
 
 def needs_upkeep(lake: Lake) -> bool:

@@ -21,7 +21,7 @@ WITH emptied AS (
   FROM (SELECT store, shard, queue, emptied_before, held, held_before FROM balances
     -- A queue without any event of a message is compared too.
     UNION ALL SELECT store, shard, queue, emptied_before, 0, 0 FROM periods)
-  GROUP BY ALL
+  GROUP BY store, shard, queue, emptied_before
 ), ended AS (
   SELECT coalesce(summed.store, emptied.store) AS store,
     coalesce(summed.shard, emptied.shard) AS shard,
@@ -37,17 +37,17 @@ WITH emptied AS (
     CAST(held + CASE WHEN first_entry > 1 THEN held_before ELSE 0 END AS bigint) AS held
   FROM ended
   JOIN stores ON stores.store = ended.store
-  LEFT JOIN known_queues AS queues ON queues.store = ended.store AND queues.shard = ended.shard
+  LEFT JOIN queue_rules AS queues ON queues.store = ended.store AND queues.shard = ended.shard
     AND queues.queue = ended.queue
 )
-SELECT 'nothing lost' AS "check", store, shard, CAST(NULL AS bigint) AS message,
+SELECT 'nothing lost' AS check, store, shard, CAST(NULL AS bigint) AS message,
   queue, coalesce(sequence, 0) AS sequence, CAST(NULL AS bigint) AS at_ms,
   CASE WHEN kind IS NULL AND counted IS NULL
-      THEN concat(CAST(-held AS varchar), ' more messages left the queue than came')
-    WHEN kind IS NULL THEN concat('the engine holds ', CAST(counted AS varchar),
-      ', the journal ', CAST(held AS varchar))
-    ELSE concat(kind, ' of ', CAST(count AS varchar), ' messages where the journal has ',
-      CAST(held AS varchar)) END AS detail
+      THEN concat(CAST(-held AS string), ' more messages left the queue than came')
+    WHEN kind IS NULL THEN concat('the engine holds ', CAST(counted AS string),
+      ', the journal ', CAST(held AS string))
+    ELSE concat(kind, ' of ', CAST(count AS string), ' messages where the journal has ',
+      CAST(held AS string)) END AS detail
 FROM compared
 -- The name of a removed queue may have been given to another.
 LEFT JOIN engine ON engine.name = compared.name AND removed = 0

@@ -1,22 +1,18 @@
--- Every event of the messages whose lives are not plain. Of a regular life the row in `folds` says
--- all three.
+-- Every event of the messages of the parts that are judged whose lives are not plain. Of a regular life
+-- the row in `messages` says all three.
 --
---   message                 its number
---   part_number             of its part among those that are judged, null if it is of another
---   sequence, kind, at_ms, queue, term, epoch, dead, until_ms, expires_at_ms, to_queue, rank,
---   group_hash, dedup_hash  as in `irregular_events`
-SELECT message, part_number, sequence, kind, at_ms, queue, term, epoch, dead, until_ms,
-  expires_at_ms, to_queue, rank, group_hash, dedup_hash
+--   part, key         the message
+--   until_ms          a claim's deadline, or the end of a delay
+--   the others        as in `events`
+SELECT part, key, sequence, code, at_ms, queue, term, epoch, dead,
+  coalesce(deadline_ms, visible_at_ms) AS until_ms, expires_at_ms, to_queue
 FROM irregular_events
 UNION ALL
-SELECT message, part_number, pushed, 'Pushed', pushed_ms, queue, term, NULL, NULL, NULL,
-  expires_at_ms, NULL, NULL, group_hash, dedup_hash
-FROM messages WHERE NOT plain
-UNION ALL
-SELECT message, part_number, claimed, 'Claimed', claimed_ms, queue, term, 1, NULL, deadline_ms,
-  NULL, NULL, NULL, NULL, NULL
-FROM messages WHERE NOT plain AND claimed IS NOT NULL
-UNION ALL
-SELECT message, part_number, deleted, 'Deleted', deleted_ms, queue, term, 1, NULL, NULL, NULL,
-  NULL, NULL, NULL, NULL
-FROM messages WHERE NOT plain AND deleted IS NOT NULL
+SELECT part, key, step.sequence, step.code, step.at_ms, queue_number, term, step.epoch, NULL,
+  step.until_ms, step.expires_at_ms, NULL
+FROM regular_lives LATERAL VIEW stack(3,
+  pushed, {Pushed}, pushed_at_ms, CAST(NULL AS bigint), CAST(NULL AS bigint), expires_at_ms,
+  claimed, {Claimed}, first_pulled_at_ms, 1L, deadline_ms, NULL,
+  deleted, {Deleted}, ended_at_ms, 1L, NULL, NULL
+) step AS sequence, code, at_ms, epoch, until_ms, expires_at_ms
+WHERE NOT plain AND step.sequence IS NOT NULL

@@ -7,9 +7,9 @@
 WITH counted AS (
   SELECT store, first_entry, last_entry, entries, events FROM balances
   UNION ALL
-  SELECT store, CASE WHEN entry > 0 THEN entry END, entry,
+  SELECT store, if(entry > 0, entry, NULL), entry,
     CAST(kind <> 'Damaged' AND sequence % {ENTRY_SPAN} = 0 AS int), 1 FROM queue_events
 )
 SELECT store, min(first_entry) AS first_entry, max(last_entry) AS last_entry,
-  CAST(sum(entries) AS bigint) AS entries, CAST(sum(events) AS bigint) AS events
+  sum(entries) AS entries, sum(events) AS events
 FROM counted GROUP BY store

@@ -7,9 +7,9 @@
 --   sequence      the first event of an entry that breaks the check
 --   at_ms         when it happened
 --   detail        the finding in words
-SELECT 'terms rise' AS "check", events.store, events.shard, message, queue, sequence, at_ms,
-  concat('an entry of term ', CAST(events.term AS varchar),
-    ' after that term was replaced at entry ', CAST(at_entry AS varchar)) AS detail
-FROM events JOIN replaced_terms AS replaced ON replaced.store = events.store
+SELECT 'terms rise' AS check, events.store, events.shard, message, queue, sequence, at_ms,
+  concat('an entry of term ', CAST(events.term AS string),
+    ' after that term was replaced at entry ', CAST(at_entry AS string)) AS detail
+FROM all_events AS events JOIN replaced_terms AS replaced ON replaced.store = events.store
   AND replaced.shard = events.shard AND replaced.term = events.term
-WHERE kind <> 'Damaged' AND entry > at_entry AND "index" = 0
+WHERE kind <> 'Damaged' AND entry > at_entry AND index = 0
