@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,8 @@ from penstock.wire.frames.frames import Hello, encode_hello
 from tests.conftest import IN_CI
 
 TIMEOUT_S = 60.0
+# A line of a server about one event, as text.
+_EVENT_LINE = re.compile(r"^penstock: \d{4}-\d\d-\d\dT[\d:.]+Z [a-z-]+.*\n", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,11 @@ def certificate(tmp_path_factory):
         capture_output=True,
     )
     return str(cert), str(key)
+
+
+def without_event_lines(text):
+    """What a server printed besides the lines about starts, stops and requests."""
+    return _EVENT_LINE.sub("", text)
 
 
 def until(holds, timeout_s=TIMEOUT_S):

@@ -56,7 +56,7 @@ class Recorder(RequestReader):
         super().__init__()
         self.requests: list[Request] = []
 
-    def take(self, request: Request) -> None:
+    def receive(self, request: Request) -> None:
         self.requests.append(request)
 
     def expects_continue(self) -> None:
@@ -122,6 +122,20 @@ def test_lines_of_headers_are_kept_within_a_limit_and_never_signatures(monkeypat
         assert reader.parsed == 0
         assert len(request_module._LINES) <= 8
         assert not any("secret" in line for line in request_module._LINES)
+
+
+def test_invented_names_of_headers_do_not_keep_later_names_from_being_learned() -> None:
+    for number in range(2 * request_module._LOWERED_MAX // HEADERS_MAX + 1):
+        invented = b"".join(b"X-%d-%d: x\r\n" % (number, each) for each in range(HEADERS_MAX - 1))
+        Recorder().parse(b"POST / HTTP/1.1\r\nHost: x\r\n%s\r\n" % invented)
+    late = PLAIN.replace(b"User-Agent", b"X-Of-A-Late-Client")
+    Recorder().parse(late)
+    reader = Observed()
+    reader.feed(late)
+    assert reader.parsed == 0
+    assert reader.requests[0].headers["x-of-a-late-client"] == "any/1.0"
+    assert len(request_module._LOWERED) <= request_module._LOWERED_MAX
+    assert len(request_module._PLAIN_NAMES) <= request_module._LOWERED_MAX
 
 
 @pytest.mark.parametrize("at", range(1, len(PLAIN)))

@@ -12,9 +12,8 @@ import pytest
 import uvloop
 
 from penstock.server import tls as server_tls_module
-from penstock.server.frames.tcp import server_tls
 from penstock.server.process import allow_many_files
-from penstock.server.tls import HANDSHAKE_S_MAX, HANDSHAKES_MAX, PIECE_BYTES, over_tls
+from penstock.server.tls import HANDSHAKE_S_MAX, HANDSHAKES_MAX, PIECE_BYTES, ServerTls, over_tls
 from penstock.service import CreateQueue, Peek, Push
 from penstock.wire.frames.bodies import encode_command
 from penstock.wire.frames.frames import Hello, encode_hello
@@ -86,7 +85,7 @@ def test_all_that_is_written_arrives_in_order_and_the_protocol_is_paused(run, ce
                 received.extend(piece)
 
     async def main():
-        tls = server_tls(*certificate)
+        tls = ServerTls(*certificate)
         loop = asyncio.get_running_loop()
         factory = over_tls(lambda: sender, tls)
         listener = await loop.create_server(factory, "127.0.0.1", 0)
@@ -102,7 +101,7 @@ def test_all_that_is_written_arrives_in_order_and_the_protocol_is_paused(run, ce
 
 def test_an_answer_over_tls_that_is_not_read_is_counted_and_ends_its_connection(serve, certificate):
     """Row 13."""
-    server = serve(tls=server_tls(*certificate))
+    server = serve(tls=ServerTls(*certificate))
     context = ssl.create_default_context(cafile=certificate[0])
     with FrameWire(server) as owner:
         owner.ask(1, CreateQueue("orders"))
@@ -151,8 +150,8 @@ def test_one_handshake_is_begun_in_each_turn_of_the_event_loop(run, certificate)
             turn += 1
             loop.call_soon(count_turns)
 
-        tls = server_tls(*certificate)
-        tls.sni_callback = lambda *_: begun_in.append(turn)
+        tls = ServerTls(*certificate)
+        tls.context.sni_callback = lambda *_: begun_in.append(turn)
         listener, port = await listen(asyncio.Protocol, tls)
         wires = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
         count_turns()
@@ -193,7 +192,7 @@ def test_a_connection_without_a_handshake_is_closed(run, sent, certificate, monk
             made.append(asyncio.Protocol())
             return made[-1]
 
-        listener, port = await listen(factory, server_tls(*certificate))
+        listener, port = await listen(factory, ServerTls(*certificate))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(data)
         with suppress(ConnectionError):
@@ -225,7 +224,7 @@ def test_a_handshake_too_many_ends_the_oldest_that_waits_for_its_client_or_itsel
     context = ssl.create_default_context(cafile=certificate[0])
 
     async def main():
-        listener, port = await listen(Greeter, server_tls(*certificate))
+        listener, port = await listen(Greeter, ServerTls(*certificate))
 
         def connect(**options):
             return asyncio.open_connection("127.0.0.1", port, **options)
@@ -302,7 +301,7 @@ def test_all_that_is_sent_arrives_though_reading_is_paused(run, version, certifi
 
     async def main():
         server = SlowReader()
-        listener, port = await listen(lambda: server, server_tls(*certificate))
+        listener, port = await listen(lambda: server, ServerTls(*certificate))
         await asyncio.wait_for(asyncio.to_thread(send, port), TIMEOUT_S)
         await asyncio.wait_for(server.ended.wait(), TIMEOUT_S)
         listener.close()

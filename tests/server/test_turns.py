@@ -4,26 +4,20 @@ import asyncio
 import itertools
 import time
 
-from penstock.backends.paused import PausedWork
+from penstock.backends.paused import TURN_S, PausedWork
 from penstock.server.http import HttpServer, kind_of
 from penstock.server.request import Request
 from penstock.server.response import response
-from penstock.server.turns import KINDS_MAX, LONG_S, MEAN_REQUESTS, TURN_S, Turns
+from penstock.server.turns import KINDS_MAX, LONG_S, MEAN_REQUESTS, Turns
 
 
 def request(target, body=b""):
     return Request("POST", "/", "", {"x-amz-target": target}, body)
 
 
-def take_long(_=None):
-    until_s = time.perf_counter() + LONG_S
-    while time.perf_counter() < until_s:
-        pass
-
-
 def learn_slow(turns, kind, body=b""):
     for _ in range(2):
-        turns.perform(take_long, request(kind, body))
+        turns.note(request(kind, body), LONG_S)
 
 
 def take_a_turn():
@@ -36,7 +30,7 @@ def test_a_kind_of_request_is_slow_if_its_requests_take_long_on_average():
     async def run():
         turns = Turns(asyncio.get_running_loop(), kind_of)
         assert not turns.is_slow(request("List"))
-        turns.perform(take_long, request("List"))
+        turns.note(request("List"), LONG_S)
         # It may have been interrupted.
         assert not turns.is_slow(request("List"))
         learn_slow(turns, "List")
@@ -44,7 +38,7 @@ def test_a_kind_of_request_is_slow_if_its_requests_take_long_on_average():
         assert not turns.is_slow(request("Send"))
         # However many kinds clients invent, few are remembered.
         for number in range(KINDS_MAX):
-            turns.perform(take_long, request(str(number)))
+            turns.note(request(str(number)), LONG_S)
         assert not turns.is_slow(request("List"))
 
     asyncio.run(run())
@@ -56,7 +50,7 @@ def test_a_kind_is_not_slow_any_more_when_its_requests_are_short_again():
         learn_slow(turns, "Send")
         assert turns.is_slow(request("Send"))
         for _ in range(2 * MEAN_REQUESTS):
-            turns.perform(lambda _: None, request("Send"))
+            turns.note(request("Send"), 0.0)
         assert not turns.is_slow(request("Send"))
 
     asyncio.run(run())

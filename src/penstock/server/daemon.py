@@ -32,6 +32,8 @@ from penstock.errors import (
     StoreInUse,
     UnavailableError,
 )
+from penstock.journal.segments import FILE_BYTES
+from penstock.output import report
 from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
 from penstock.server.frames.server import FrameServer
@@ -42,16 +44,16 @@ from penstock.server.frames.tcp import (
     listen_tcp,
     read_address,
     read_token,
-    server_tls,
 )
 from penstock.server.holder import StoreHolder
+from penstock.server.lines import ServerLines
 from penstock.server.process import allow_many_files, collect_garbage_rarely, open_standard_files
+from penstock.server.reader_watch import ReaderWatch
 from penstock.server.store_socket import StoreSocket
+from penstock.server.tls import ServerTls
 from penstock.wire.frames.frames import error_words
 
 if TYPE_CHECKING:
-    import ssl
-
     from penstock.server.http import HttpServer
 
 _PAGES_DRAIN_S: Final = 2.0
@@ -83,9 +85,9 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, path_nargs: str | None = None) -> None:
     """Adds the options of a daemon, for this module and for `penstock daemon run`."""
-    parser.add_argument("path", metavar="PATH", help="the data directory")
+    parser.add_argument("path", metavar="PATH", nargs=path_nargs, help="the data directory")
     parser.add_argument(
         "--idle",
         type=int,
@@ -97,6 +99,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval-ms", type=int, default=50, help="of interval (default: 50)")
     parser.add_argument(
         "--archive", metavar="DIRECTORY", help="keep journal files there that are no longer needed"
+    )
+    parser.add_argument(
+        "--file-size",
+        type=int,
+        default=FILE_BYTES,
+        metavar="BYTES",
+        help="of each file of a new store's journal, a multiple of 4096 (default: %(default)s)",
     )
     parser.add_argument(
         "--accept-loss",
@@ -130,13 +139,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def open_store(arguments: argparse.Namespace) -> Engine:
     """The engine of a data directory. Raises InvalidField or StoreUnusable."""
     from penstock.backends.engine.store import open_engine
-    from penstock.journal.file import check_durability
+    from penstock.journal.file_journal import check_durability
 
     return open_engine(
         arguments.path,
         durability=check_durability(arguments.durability),
         interval_ms=arguments.interval_ms,
         archive=arguments.archive,
+        file_bytes=arguments.file_size,
         accept_loss=arguments.accept_loss,
         other_owner=arguments.insecure_other_owner,
     )
@@ -155,7 +165,7 @@ class Starter:
     def report_failure(self, error: PenstockError) -> None:
         """Reports why the daemon did not start; without a pipe, on stderr."""
         if self._fd is None:
-            sys.stderr.write(f"penstock: {' '.join(str(error).split())}\n")
+            report(" ".join(str(error).split()))
         else:
             self._write(msgspec.msgpack.encode(error_words(error)))
 
@@ -232,7 +242,7 @@ class _Listening(NamedTuple):
 
     tcp: TcpAddress | None
     token: str | None
-    tls: "ssl.SSLContext | None"
+    tls: ServerTls | None
     insecure: bool
     http: TcpAddress | None
 
@@ -252,7 +262,7 @@ def _read_listening(arguments: argparse.Namespace) -> _Listening:
     token = None if arguments.token_file is None else read_token(arguments.token_file)
     tls = None
     if arguments.tls_cert is not None:
-        tls = server_tls(arguments.tls_cert, arguments.tls_key or arguments.tls_cert)
+        tls = ServerTls(arguments.tls_cert, arguments.tls_key or arguments.tls_cert)
     check_exposure(address, has_token=token is not None, has_tls=tls is not None, insecure=insecure)
     return _Listening(address, token, tls, insecure, http)
 
@@ -297,24 +307,42 @@ async def _serve(
     counts = CommandCounts()
     socket = StoreSocket(holder, service, options, faults, fail, counts)
     reason = "the daemon could not start"
+    watch = ReaderWatch.of(engine.journal, str(holder.store), ServerLines())
     http: HttpServer | None = None
     try:
         if arguments.ready_fd is not None:
             holder.redirect_output()
-            sys.stderr.write(warnings)
+            for line in warnings.splitlines():
+                report(line)
         http = await _listen(listening, holder, service, socket, faults, counts)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, "the daemon was stopped by a signal")
+        if listening.tls is not None:
+            loop.add_signal_handler(signal.SIGHUP, _reload, listening.tls, arguments)
         await socket.listen()
         collect_garbage_rarely()
         starter.report_ready()
+        if watch is not None:
+            watch.start()
         reason = await _until_stopped(socket.frames, stopping, arguments.idle)
     finally:
+        if watch is not None:
+            watch.stop()
         await socket.close(reason)
         if http is not None:
             await http.drain(_PAGES_DRAIN_S)
         await service.close()
     return failures[0] if failures else None
+
+
+def _reload(tls: ServerTls, arguments: argparse.Namespace) -> None:
+    """Uses the certificate as its file is now; one that is not valid is refused with a line."""
+    try:
+        tls.reload(arguments.tls_cert, arguments.tls_key or arguments.tls_cert)
+    except InvalidField as error:
+        report(f"the certificate stays as it was: {error}")
+    else:
+        report(f"the certificate was read again from {arguments.tls_cert}")
 
 
 async def _listen(
@@ -339,10 +367,12 @@ async def _listen(
     if listening.http is None:
         return None
     # Imported here: few daemons show these pages, and the import delays the start.
+    from penstock.server.journal_figures import journal_figures
     from penstock.server.pages import listen_pages
-    from penstock.server.readers import reader_figures
 
-    more = reader_figures(service.engine, str(holder.store))
+    more = journal_figures(
+        service.engine.journal, str(holder.store), lambda: service.engine.upkeep_failed
+    )
     http, listener = await listen_pages(service, *listening.http, faults, counts, more)
     socket.add_listener(listener)
     holder.write_file("http", f"{listener.sockets[0].getsockname()[1]}\n")

@@ -7,12 +7,13 @@ message, a receipt or a key. At most one line a second is written; the next line
 those left out.
 """
 
-import sys
 import time
 from asyncio import AbstractEventLoop
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
+
+from penstock.output import report
 
 LINE_PERIOD_S: Final = 1.0
 
@@ -36,9 +37,7 @@ class Faults:
         more = f" ({self._left_out} more since the last line)" if self._left_out else ""
         self._left_out = 0
         place = _place(error.__traceback__)
-        if sys.stderr is None:
-            return  # the process was started without one
-        sys.stderr.write(f"penstock: fault in {what}: {type(error).__name__} at {place}{more}\n")
+        report(f"fault in {what}: {type(error).__name__} at {place}{more}")
 
     def from_loop(self, loop: AbstractEventLoop, context: dict[str, Any]) -> None:
         """The same, for an event loop: give it to `set_exception_handler`."""

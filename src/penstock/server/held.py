@@ -6,7 +6,10 @@ the rest is within it.
 """
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
+
+# A connection that holds less is not counted.
+COUNTED_BYTES_MIN: Final = 16 * 1024
 
 
 class MemoryHolder(Protocol):

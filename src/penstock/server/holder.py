@@ -9,7 +9,7 @@
 
 All of this happens under the lock on PATH that starters take (`starting.only_starter`), so that
 only one process at a time does these steps. The files are opened relative to a descriptor of
-`daemon/` and never through a link. docs/daemon.md describes the directory.
+`daemon/` and never through a link. docs/how-to/daemon.md describes the directory.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,11 +34,11 @@ from penstock.backends.remote.daemon import (
 )
 from penstock.backends.remote.starting import START_S_MAX, daemon_status, only_starter
 from penstock.errors import BackendLost, StoreInUse, StoreUnusable, UnavailableError
+from penstock.files import make_directory_in, open_in, remove_in, write_in
 from penstock.journal.store import check_format, check_owners
 
 # How long the process before this one may take to end.
 _ENDING_S_MAX: Final = 60.0
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StoreHolder:
@@ -50,7 +50,6 @@ class StoreHolder:
         self.kind = kind
         self.socket = socket_path(self.store)
         self._directory = daemon_directory(self.store)
-        self._owners = {os.geteuid()}
         self._other_owner = other_owner
         self._directory_fd: int | None = None
         self._pid_fd: int | None = None
@@ -101,26 +100,20 @@ class StoreHolder:
 
     def _check_store(self) -> bool:
         """Whether it is a store; False if it does not exist yet. Raises StoreUnusable."""
-        self._owners = check_owners(self.store, other_owner=self._other_owner)
+        check_owners(self.store, other_owner=self._other_owner)
         return check_format(self.store)
 
     def _open_directory(self, directory: Path) -> int:
         """A descriptor of a directory that only this user can enter. Raises StoreUnusable."""
+        fd = None
         try:
-            fd = os.open(directory, _DIRECTORY)
-        except OSError as error:
-            raise StoreUnusable(
-                f"{directory}: is not a directory that can be used: {error.strerror}"
-            ) from None
-        try:
-            status = os.fstat(fd)
-            if status.st_uid not in self._owners:
-                raise StoreUnusable(f"{directory}: belongs to user {status.st_uid}")
-            if stat.S_IMODE(status.st_mode) != 0o700:
+            fd = open_in(directory.parent, directory.name, os.O_DIRECTORY)
+            if stat.S_IMODE(os.fstat(fd).st_mode) != 0o700:
                 os.fchmod(fd, 0o700)
-        except BaseException:
-            os.close(fd)
-            raise
+        except OSError as error:
+            if fd is not None:
+                os.close(fd)
+            raise StoreUnusable(f"{directory}: cannot be used: {error.strerror}") from None
         return fd
 
     # Who holds it.
@@ -140,7 +133,7 @@ class StoreHolder:
     def _check_holder(self, deadline_s: float) -> None:
         """Stops a daemon that this process may replace. Raises StoreInUse for any other holder."""
         try:
-            status = daemon_status(self.store)
+            status = daemon_status(self.store, other_owner=self._other_owner)
         except BackendLost:
             return  # the holder does not listen: it is starting or ending
         if status is None:
@@ -152,17 +145,11 @@ class StoreHolder:
 
     def _lock_pid(self) -> bool:
         path = self._directory / "pid"
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            fd = os.open("pid", flags, 0o600, dir_fd=self._directory_fd)
+            fd = open_in(self._opened_directory, "pid", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StoreUnusable(f"{path}: cannot be used: {error.strerror}") from None
         try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-                raise StoreUnusable(
-                    f"{path}: is not a file of its own (a link, or no regular file); remove it"
-                )
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
@@ -197,37 +184,37 @@ class StoreHolder:
 
     def write_file(self, name: str, text: str) -> None:
         """Replaces a file of `daemon/` atomically: a reader finds the old or the new text."""
-        unfinished = f"{name}.new"
-        with os.fdopen(self._new_file(unfinished), "w") as file:
-            file.write(text)
-        directory = self._directory_fd
-        os.replace(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
-
-    def redirect_output(self) -> None:
-        """Redirects the output of this process to `daemon/output`."""
-        fd = self._new_file("output")
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
-        os.close(fd)
-
-    def _new_file(self, name: str) -> int:
-        self._remove_file(name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            return os.open(name, flags, 0o600, dir_fd=self._directory_fd)
+            write_in(self._opened_directory, name, text.encode(), durable=False)
         except OSError as error:
             path = self._directory / name
             raise StoreUnusable(f"{path}: cannot be made: {error.strerror}") from None
 
+    def redirect_output(self) -> None:
+        """Redirects the output of this process to `daemon/output`."""
+        self._remove_file("output")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            fd = open_in(self._opened_directory, "output", flags)
+        except OSError as error:
+            path = self._directory / "output"
+            raise StoreUnusable(f"{path}: cannot be made: {error.strerror}") from None
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+
     def _remove_file(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self._directory_fd)
+        remove_in(self._opened_directory, name)
+
+    @property
+    def _opened_directory(self) -> int:
+        assert self._directory_fd is not None
+        return self._directory_fd
 
 
 def _make_directory(directory: Path) -> None:
     try:
-        with suppress(FileExistsError):
-            directory.mkdir(mode=0o700)
+        make_directory_in(directory.parent, directory.name)
     except OSError as error:
         raise StoreUnusable(f"{directory}: cannot be made: {error.strerror}") from None
 

@@ -23,8 +23,10 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Final, cast
 
+from penstock.backends.paused import TURN_S
 from penstock.server.faults import Faults
-from penstock.server.held import HeldBytes
+from penstock.server.held import COUNTED_BYTES_MIN, HeldBytes
+from penstock.server.lines import REQUEST_FAILED, REQUEST_REFUSED, ServerLines
 from penstock.server.request import BODY_BYTES_MAX as BODY_BYTES_MAX
 from penstock.server.request import Request as Request
 from penstock.server.request import RequestReader, Unacceptable
@@ -43,13 +45,10 @@ IDLE_SWEEPS_MAX: Final = 10
 WAITING_REQUESTS_MAX: Final = 32
 WAITING_BYTES_MAX: Final = 256 * 1024
 HELD_BYTES_MAX: Final = 256 * 1024 * 1024
-# A connection that holds less than this is not counted.
-HELD_BYTES_MIN: Final = 16 * 1024
-# Data is parsed in pieces of PIECE_BYTES. After a piece that completed a request, or when parsing
-# took longer than TURN_S, the rest waits for the next turn of the loop: thousands of small
-# requests, or of small chunks, must not delay other connections.
-PIECE_BYTES: Final = 16 * 1024
-TURN_S: Final = 0.005
+
+# Where the status begins in a response, and the first digit of those that are no refusal.
+STATUS_AT: Final = len("HTTP/1.1 ")
+_SUCCESS: Final = ord("2")
 
 Answer = Callable[[Request, "HttpConnection"], bytes | None]
 
@@ -70,6 +69,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         "_must_say_keep_alive",
         "_reading",
         "_refused",
+        "_request",
         "_server",
         "_transport",
         "_turns",
@@ -79,8 +79,10 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         "_waiting_bytes",
         "_writable",
         "held_bytes",
+        "holder",
         "on_gone",
         "read_deadline_s",
+        "refusal",
         "write_deadline_s",
     )
 
@@ -114,6 +116,11 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         self._completed_idle = 0
         # The part of this connection in the server's count against HELD_BYTES_MAX.
         self.held_bytes = 0
+        # How the claims of this connection name it, by access key and software: see `holder_of`.
+        self.holder: tuple[str, str, str] | None = None
+        # The request that is being answered, and what is known of its refusal, for its line.
+        self._request: Request | None = None
+        self.refusal: dict[str, object] = {}
         # Called if the client disconnects while its request is being answered.
         self.on_gone: Callable[[], None] | None = None
 
@@ -122,7 +129,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         # Above this, `pause_writing` is called, and the time to read the answer is limited.
-        self._transport.set_write_buffer_limits(HELD_BYTES_MIN)
+        self._transport.set_write_buffer_limits(COUNTED_BYTES_MIN)
         self._server.connections.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -157,7 +164,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
                 self._unparsed += data
             return
         try:
-            if len(data) <= PIECE_BYTES:
+            if len(data) <= LARGE_BYTES:
                 self.feed(data)
             else:
                 self._feed_pieces(data)
@@ -171,15 +178,20 @@ class HttpConnection(RequestReader, asyncio.Protocol):
                 self._time_request()
 
     def _feed_pieces(self, data: bytes) -> None:
+        """Parses data in pieces.
+
+        After one that completed a request, or when parsing took too long, the rest waits for the
+        next turn of the loop: thousands of small requests, or chunks, must not delay others.
+        """
         view = memoryview(data)
         completed = self.completed
         until_s = perf_counter() + TURN_S
-        for at in range(0, len(data), PIECE_BYTES):
-            self.parse(view[at : at + PIECE_BYTES])
+        for at in range(0, len(data), LARGE_BYTES):
+            self.parse(view[at : at + LARGE_BYTES])
             if self._closing:
                 return
             if self.completed != completed or not self._reading or perf_counter() > until_s:
-                self._unparsed = data[at + PIECE_BYTES :]
+                self._unparsed = data[at + LARGE_BYTES :]
                 break
         else:
             if perf_counter() <= until_s:
@@ -207,7 +219,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
                 # The head is complete: the limit for head and body together applies now.
                 self._body_timed = True
                 self.read_deadline_s += BODY_TIMEOUT_S - HEAD_TIMEOUT_S
-        if self.held_bytes or len(self._body) > HELD_BYTES_MIN:
+        if self.held_bytes or len(self._body) > COUNTED_BYTES_MIN:
             self._count_held()
 
     def _time_answer(self) -> None:
@@ -266,11 +278,11 @@ class HttpConnection(RequestReader, asyncio.Protocol):
             # An answer stays in memory whole until its last byte is sent.
             unsent_bytes = self._transport.get_write_buffer_size()
             held_bytes += max(self._answer_bytes, unsent_bytes)
-        self._server.held.count(self, held_bytes if held_bytes > HELD_BYTES_MIN else 0)
+        self._server.held.count(self, held_bytes if held_bytes > COUNTED_BYTES_MIN else 0)
 
     # Answering.
 
-    def take(self, request: Request, in_turn: bool = False) -> None:
+    def receive(self, request: Request, in_turn: bool = False) -> None:
         """Answers a complete request, now or after those before it."""
         if not in_turn and (
             self._busy
@@ -281,12 +293,11 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         ):
             self._enqueue(request)
             return
-        self._turns.perform(self._execute, request)
-
-    def _execute(self, request: Request) -> None:
+        began_s = perf_counter()
         if not request.keep_alive or self._server.stopping:
             self._closing = True
         self._busy = True
+        self._request = request
         self._must_say_keep_alive = request.must_say_keep_alive
         try:
             answer = self._answer(request, self)
@@ -296,6 +307,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
             answer = response(500, b"", b"", self._loop.time())
         if answer is not None:
             self.finish(answer)
+        self._turns.note(request, perf_counter() - began_s)
 
     def _enqueue(self, request: Request) -> None:
         if self._closing:
@@ -305,7 +317,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         self._waiting_bytes += len(request.body)
         if len(waiting) >= WAITING_REQUESTS_MAX or self._waiting_bytes >= WAITING_BYTES_MAX:
             self._pause_reading()
-        if self._waiting_bytes > HELD_BYTES_MIN:
+        if self._waiting_bytes > COUNTED_BYTES_MIN:
             self._count_held()
         self._next()
 
@@ -333,6 +345,8 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         """Sends the response of the request that is being answered."""
         self._busy = False
         self.on_gone = None
+        if answer[STATUS_AT] > _SUCCESS:
+            self._tell_refused(answer)
         transport = self._transport
         if transport is None:
             return
@@ -347,6 +361,38 @@ class HttpConnection(RequestReader, asyncio.Protocol):
             self._next()
         elif self._server.stopping:
             self._close_when_sent(transport)
+
+    def _tell_refused(self, answer: bytes) -> None:
+        """Writes the line of a request that is answered with an error."""
+        status = int(answer[STATUS_AT : STATUS_AT + 3])
+        if status < 400:
+            return
+        refusal, self.refusal = self.refusal, {}
+        event = refusal.pop("event", REQUEST_REFUSED if status < 500 else REQUEST_FAILED)
+        request = self._request
+        if request is not None:
+            # The path of an action is that of a queue, or "/"; a query may hold anything.
+            refusal |= {"method": request.method, "path": request.path}
+            refusal["agent"] = request.headers.get("user-agent")
+        self._server.lines.tell(str(event), status=status, peer=self.peer_address, **refusal)
+
+    def begin_stream(self, head: bytes) -> None:
+        """Sends the head of a response that has no length and ends with the connection.
+
+        Its parts are sent by `send_part`; `close` ends it.
+        """
+        # Until it ends, the deadline for reading it is that of an answer that goes on.
+        self._closing = False
+        if self._transport is not None:
+            self._transport.write(with_connection(b"close", head))
+
+    def send_part(self, part: bytes) -> bool:
+        """Sends a part of a stream; False if the client has not read those before it."""
+        if self._transport is None or not self._writable:
+            return False
+        self._answer_bytes = len(part)
+        self._transport.write(part)
+        return True
 
     def _next(self) -> None:
         # One request in each turn of the loop: a long pipeline must not delay other connections.
@@ -370,7 +416,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         self._waiting_bytes -= len(request.body)
         if self.held_bytes:
             self._count_held()
-        self.take(request, in_turn=True)
+        self.receive(request, in_turn=True)
         if not self._reading:
             self._resume_reading()
 
@@ -391,6 +437,9 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         body = f"{reason}\n".encode("latin-1", "replace")
         headers = b"Content-Type: text/plain\r\nConnection: close\r\n"
         refusal = response(status, headers, body, self._loop.time())
+        self._server.lines.tell(
+            REQUEST_REFUSED, status=status, peer=self.peer_address, reason=reason
+        )
         if self._busy or self._waiting:
             self._waiting.append(refusal)
             self._next()
@@ -435,6 +484,12 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         name = self._transport.get_extra_info("peername") if self._transport is not None else None
         return str(name[0]) if name else ""
 
+    @property
+    def peer_address(self) -> str:
+        """The address and the port that the connection came from."""
+        name = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return f"{name[0]}:{name[1]}" if name else ""
+
 
 def kind_of(request: Request) -> str:
     """The line of a request (`turns`); all large ones are of one kind."""
@@ -443,20 +498,25 @@ def kind_of(request: Request) -> str:
     target = request.headers.get("x-amz-target")
     if target is not None:
         return target
+    if request.path.startswith("/console/"):
+        return request.path
     return "form" if request.body or request.query else request.path
 
 
 class HttpServer:
     """The connections of one server, and the time and memory they may use."""
 
-    def __init__(self, answer: Answer, faults: Faults | None = None) -> None:
+    def __init__(
+        self, answer: Answer, faults: Faults | None = None, lines: ServerLines | None = None
+    ) -> None:
         self.loop = asyncio.get_running_loop()
+        self.lines = lines if lines is not None else ServerLines()
         self.answer = answer
         self.faults = faults if faults is not None else Faults()
         self.connections: set[HttpConnection] = set()
         # Connections with a deadline: only these are checked every second.
         self.watched: set[HttpConnection] = set()
-        # What is held by connections that hold more than HELD_BYTES_MIN.
+        # What is held by connections that hold more than COUNTED_BYTES_MIN.
         self.held = HeldBytes(self.loop, HELD_BYTES_MAX)
         self.turns = Turns(self.loop, kind_of)
         self.stopping = False

@@ -1,15 +1,16 @@
-"""The pages for monitoring a server: /health and /metrics.
+"""The pages for monitoring a server: /health and /metrics, and LocalStack's health page.
 
 `penstock serve` answers them beside the SQS API; a daemon with `--http` answers only these.
 """
 
 import asyncio
 import errno
-import ssl
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from penstock import __version__
 from penstock.backends.loop import LoopService, Pending, Steps
 from penstock.errors import AddressInUse, InvalidField, PenstockError
 from penstock.server.faults import Faults
@@ -18,14 +19,21 @@ from penstock.server.http import HttpConnection, HttpServer, Request, response
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import FigureSource, Metrics
 from penstock.server.sqs.access import Access
-from penstock.server.tls import over_tls
+from penstock.server.tls import ServerTls, over_tls
 from penstock.service import ListQueues
 from penstock.wire.sqs.address import Owner, QueueDirectory
 
 BACKLOG: Final = 4_096
-PAGE_PATHS: Final = frozenset({"/health", "/metrics"})
+METRICS_PATH: Final = "/metrics"
+PAGE_PATHS: Final = frozenset({"/health", METRICS_PATH})
+# Only of a server that answers the SQS API.
+LOCALSTACK_HEALTH: Final = "/_localstack/health"
+_QUEUES_WORD: Final = "queues="
+# A prefix of queues' names needs no percent signs.
+_QUEUES: Final = re.compile(rf"{_QUEUES_WORD}[A-Za-z0-9_.@-]{{0,160}}")
 _HEALTHY: Final = b'{"status":"ok"}'
 _STOPPED: Final = b'{"status":"stopped"}'
+_SERVICES: Final = '{"services":{"sqs":"%s"},"edition":"penstock","version":"%s"}'
 
 
 def service_health() -> Steps[bool]:
@@ -45,37 +53,49 @@ class Pages:
         service: LoopService,
         metrics: Metrics,
         health: Callable[[], Steps[bool]] = service_health,
+        *,
+        answers_sqs: bool = False,
     ) -> None:
+        self._paths = PAGE_PATHS | ({LOCALSTACK_HEALTH} if answers_sqs else set())
         self._service = service
         self._metrics = metrics
         self._health = health
         self._loop = asyncio.get_running_loop()
-        # Connections that get the figures being made: requests that come meanwhile share them.
-        self._readers: list[HttpConnection] = []
+        # Connections that get the figures being made, by the prefix of the queues that they show:
+        # requests that come meanwhile share them.
+        self._readers: dict[str, list[HttpConnection]] = {}
 
     def is_page(self, request: Request) -> bool:
         """Whether the request is for one of the pages."""
-        return request.path in PAGE_PATHS and not request.query and request.method == "GET"
+        if request.method != "GET" or request.path not in self._paths:
+            return False
+        return not request.query or (
+            request.path == METRICS_PATH and _QUEUES.fullmatch(request.query) is not None
+        )
 
     def answer(self, request: Request, connection: HttpConnection) -> bytes | None:
         """The response, or None if it is sent on the connection later."""
-        if request.path == "/health":
-            return self._answer(self._show_health(), [connection])
-        if self._readers:
-            self._readers.append(connection)
+        if request.path != METRICS_PATH:
+            return self._answer(self._show_health(request.path), [connection])
+        prefix = request.query.removeprefix(_QUEUES_WORD)
+        sharing = self._readers.get(prefix)
+        if sharing is not None:
+            sharing.append(connection)
             return None
         readers = [connection]
-        shown = self._answer(self._show_metrics(), readers)
+        shown = self._answer(self._show_metrics(prefix), readers, prefix)
         if shown is None:
-            self._readers = readers
+            self._readers[prefix] = readers
         return shown
 
-    def _answer(self, page: Steps[bytes], readers: list[HttpConnection]) -> bytes | None:
+    def _answer(
+        self, page: Steps[bytes], readers: list[HttpConnection], prefix: str = ""
+    ) -> bytes | None:
         """The page, or None if it is to be sent to the readers later."""
 
         def done(shown: bytes | None, error: Exception | None) -> None:
-            if readers is self._readers:
-                self._readers = []
+            if readers is self._readers.get(prefix):
+                del self._readers[prefix]
             self._send(shown or self.refusal(503), readers)
 
         try:
@@ -97,19 +117,21 @@ class Pages:
         """A response without a body."""
         return response(status, b"", b"", self._loop.time())
 
-    def _show_health(self) -> Steps[bytes]:
+    def _show_health(self, path: str) -> Steps[bytes]:
         is_healthy = yield from self._health()
         status, body = (200, _HEALTHY) if is_healthy else (503, _STOPPED)
+        if path == LOCALSTACK_HEALTH:
+            body = (_SERVICES % ("running" if is_healthy else "error", __version__)).encode()
         return response(status, b"Content-Type: application/json\r\n", body, self._loop.time())
 
-    def _show_metrics(self) -> Steps[bytes]:
-        page = yield from self._metrics.page()
+    def _show_metrics(self, prefix: str) -> Steps[bytes]:
+        page = yield from self._metrics.page(prefix)
         headers = f"Content-Type: {METRICS_TYPE}\r\n".encode()
         return response(200, headers, page, self._loop.time())
 
 
 async def bind_http(
-    http: HttpServer, host: str, port: int, tls: ssl.SSLContext | None = None
+    http: HttpServer, host: str, port: int, tls: ServerTls | None = None
 ) -> asyncio.Server:
     """Binds an address; `start_serving` accepts clients. Raises AddressInUse or InvalidField."""
     try:

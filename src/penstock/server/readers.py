@@ -4,11 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from penstock.backends.engine.engine import Engine
-from penstock.errors import StoreUnusable
-from penstock.journal import readers
-from penstock.journal.file import FileJournal
-from penstock.server.metrics import FigureSource, MetricFamily
+from penstock.server.metrics import MetricFamily
+from penstock.server.reader_watch import registered_readers
 
 
 class ReaderFigures:
@@ -19,32 +16,26 @@ class ReaderFigures:
         self._durable_offset = durable_offset
 
     def families(self) -> Iterator[MetricFamily]:
-        """Two families; the second shows whether a reader has stopped or is only slow."""
+        """Three families; the second shows whether a reader has stopped or is only slow."""
         behind = MetricFamily(
             "penstock_reader_behind_bytes",
             "gauge",
-            "Durable bytes of the journal that a named reader has not read.",
+            "Durable bytes of the journal that a named reader has not read, and that are kept.",
         )
         moved = MetricFamily(
             "penstock_reader_moved_age_seconds",
             "gauge",
             "Time since a named reader last reported how far it has read.",
         )
+        abandoned = MetricFamily(
+            "penstock_reader_abandoned",
+            "gauge",
+            "1 for a reader that has not moved for two days while 16 MiB or more are kept for it.",
+        )
         now_ms = time.time_ns() // 1_000_000
         durable = self._durable_offset()
-        try:
-            registered = readers.registered(self._store)
-        except StoreUnusable:
-            registered = []
-        for each in registered:
-            behind.add(max(0, durable - each.floor_offset), reader=each.name)
+        for each in registered_readers(self._store):
+            behind.add(each.behind_bytes(durable), reader=each.name)
             moved.add(max(0, now_ms - each.moved_at_ms) / 1_000, reader=each.name)
-        yield from (behind, moved)
-
-
-def reader_figures(engine: Engine, store: str) -> list[FigureSource]:
-    """The figures of the readers of an engine's journal; none if it has no files."""
-    journal = engine.journal
-    if not isinstance(journal, FileJournal):
-        return []
-    return [ReaderFigures(Path(store), lambda: journal.segments.durable_offset)]
+            abandoned.add(int(each.is_abandoned(durable, now_ms)), reader=each.name)
+        yield from (behind, moved, abandoned)

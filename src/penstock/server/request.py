@@ -73,7 +73,11 @@ class Unacceptable(Exception):
 
 def _lower(name: bytes) -> str:
     lowered = name.decode("latin-1").lower()
-    if len(_LOWERED) < _LOWERED_MAX and len(name) <= 64:
+    if len(name) <= 64:
+        if len(_LOWERED) >= _LOWERED_MAX:
+            # A client that invents names must not keep those of others from being learned.
+            _LOWERED.clear()
+            _PLAIN_NAMES.clear()
         _LOWERED[name] = lowered
         if lowered not in _NOT_PLAIN:
             _PLAIN_NAMES[name.decode("latin-1")] = lowered
@@ -131,7 +135,7 @@ def _is_visible(line: str) -> bool:
 class RequestReader:
     """Turns the bytes of one connection into requests.
 
-    Each is given to `take` when it is complete; `expects_continue` is called when a client waits
+    Each is given to `receive` when it is complete; `expects_continue` is called when a client waits
     for permission to send a body. A connection inherits from this class and has both methods: an
     object of its own for reading would cost each request a noticeable part of its time.
     """
@@ -173,7 +177,7 @@ class RequestReader:
         self._seen_bytes = 0
         self._stuck_bytes = 0
 
-    def take(self, request: Request) -> None:
+    def receive(self, request: Request) -> None:
         """A request is complete."""
         raise NotImplementedError
 
@@ -195,7 +199,7 @@ class RequestReader:
             self.parse(data)
         else:
             self.completed += 1
-            self.take(request)
+            self.receive(request)
 
     def parse(self, data: bytes | memoryview) -> None:
         """Reads the next bytes with the parser. Raises Unacceptable."""
@@ -356,7 +360,7 @@ class RequestReader:
         self._head_bytes = 0
         if self._body_bytes:
             self._body_bytes = self._seen_bytes = self._stuck_bytes = 0
-        self.take(request)
+        self.receive(request)
 
 
 def _headers_bytes(pairs: list[tuple[bytes, bytes]]) -> int:

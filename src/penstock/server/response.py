@@ -10,6 +10,7 @@ _REASONS: Final = {
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
+    409: "Conflict",
     413: "Content Too Large",
     415: "Unsupported Media Type",
     417: "Expectation Failed",

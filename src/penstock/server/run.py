@@ -9,11 +9,12 @@ another scheme, is reached through its backend.
 import asyncio
 import os
 import signal
-import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
+from penstock import __version__
 from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.engine.open import open_engine
 from penstock.backends.loop import AwaitedService, LoopService, Steps, result_of
@@ -22,25 +23,37 @@ from penstock.client import to_settings
 from penstock.clock import Clock
 from penstock.errors import InvalidField, PenstockError, QueueExists, RequestError
 from penstock.server.carrot.broker import CarrotBroker, read_carrot
+from penstock.server.console.pages import PREFIX, Console
+from penstock.server.console.status import Status
+from penstock.server.console.visitor import Visitors
 from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
 from penstock.server.holder import StoreHolder
 from penstock.server.http import HttpConnection, HttpServer, Request, response
+from penstock.server.journal_figures import journal_figures
+from penstock.server.lines import STARTED, STOPPED, STOPPING, ServerLines
 from penstock.server.metrics import QUEUES_MAX, FigureSource, Metrics
-from penstock.server.pages import PAGE_PATHS, Pages, bind_http
+from penstock.server.pages import Pages, bind_http
 from penstock.server.process import allow_many_files, collect_garbage_rarely, open_standard_files
-from penstock.server.readers import reader_figures
+from penstock.server.reader_watch import ReaderWatch
+from penstock.server.ready import ReadyPrograms, environment, programs_in
+from penstock.server.reload import Reloader, StartingTerminal
 from penstock.server.sqs.access import Access
-from penstock.server.sqs.endpoint import SqsEndpoint
+from penstock.server.sqs.endpoint import SqsEndpoint, open_endpoint
 from penstock.server.sqs.home import check_notes, store_home
 from penstock.server.sqs.lookup import QueueLookup, Windows
 from penstock.server.store_socket import StoreSocket
-from penstock.service import ConfigureQueue, CreateQueue
+from penstock.server.tls import ServerTls
+from penstock.service import ConfigureQueue, CreateQueue, DescribeQueue, QueueInfo
 from penstock.settings import ServerSettings
 from penstock.url import SCHEMES, BackendUrl, load_backend, read_url
 from penstock.wire.sqs.address import Owner, QueueDirectory, is_region
 from penstock.wire.sqs.attributes import IN_FLIGHT_MAX
 
+if TYPE_CHECKING:
+    from penstock.server.testing.accounts import TestedAccounts
+
+Answer = Callable[[Request, HttpConnection], bytes | None]
 DRAIN_S: Final = 10.0
 # In a service of another process, each queue's figures cost a request.
 _REMOTE_QUEUES_MAX: Final = 1_000
@@ -118,12 +131,22 @@ class Running:
         endpoint: SqsEndpoint,
         http: HttpServer,
         listener: asyncio.Server,
-        broker: CarrotBroker | None = None,
+        console: Console,
+        broker: CarrotBroker | None,
+        reloader: Reloader,
+        watch: ReaderWatch | None,
+        tested: "TestedAccounts | None" = None,
     ) -> None:
+        self._tested = tested
         self.settings = settings
+        self.lines = http.lines
+        self.reload = reloader.reload
+        self._watch = watch
         self.broker = broker
+        self._console = console
         self.store = store
         self.service = store.service
+        self.status = console.status
         self.port: int = listener.sockets[0].getsockname()[1]
         self._endpoint = endpoint
         self._http = http
@@ -153,61 +176,130 @@ class Running:
     async def stop(self) -> None:
         """Answers the requests that were accepted, ends the waits, and closes the store."""
         self._listener.close()
+        if self._watch is not None:
+            self._watch.stop()
         self._endpoint.end_waits()
+        if self._tested is not None:
+            self._tested.end_waits()
+        await self._console.close()
         ending: list[Awaitable[None]] = [self._http.drain(DRAIN_S), self.store.close_socket()]
         if self.broker is not None:
             ending.append(self.broker.stop("penstock serve was stopped"))
         await asyncio.gather(*ending)
+        if self._tested is not None:
+            await self._tested.close()
         await self._endpoint.close()
         await self.store.close()
 
 
-async def start(settings: ServerSettings, clock: Clock | None = None) -> Running:
-    """Opens the store and listens. Raises PenstockError."""
-    if not is_region(settings.region):
-        raise InvalidField(
-            f"region: {settings.region!r} is not a region's name; use 1 to 40 of a-z 0-9 -, as in "
-            "us-east-1"
-        )
+async def start(
+    settings: ServerSettings,
+    clock: Clock | None = None,
+    read: Callable[[], ServerSettings] | None = None,
+) -> Running:
+    """Opens the store and listens; `read` reads the settings anew. Raises PenstockError."""
     tls = _tls(settings)
-    home = Owner(settings.account, settings.region)
+    home = _home(settings)
     faults = Faults()
     counts = CommandCounts()
     asyncio.get_running_loop().set_exception_handler(faults.from_loop)
     async with AsyncExitStack() as undo:
         # Before the store: if the address is in use, a daemon that holds the store must go on.
-        http = HttpServer(_refuse, faults)
+        lines = ServerLines()
+        http = HttpServer(_refuse, faults, lines)
         listener = await bind_http(http, settings.host, settings.port, tls)
         undo.callback(listener.close)
         carrot = read_carrot(settings, tls)
-        store = await _open(settings, clock)
+        scheme = "https" if tls else "http"
+        tested = _accounts(settings, scheme, lines) if settings.is_for_tests else None
+        if tested is None:
+            store = await _open(settings, clock)
+            lookup = _lookup(store.service, settings, home)
+        else:
+            undo.push_async_callback(tested.close)
+            store = OpenedStore(read_url(settings.where), tested.home.service)
+            lookup = tested.home.lookup
         undo.push_async_callback(store.close)
         service = store.service
-        directory = QueueDirectory(home)
-        windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
-        # The queues behind sqs:// have an account and region of their own.
-        has_notes = read_url(settings.where).scheme != "sqs"
-        lookup = QueueLookup(service, directory, windows, has_notes)
         await result_of(service.run(check_notes(lookup, home)))
         store_home(settings.where, home, is_held=isinstance(service, LoopEngine))
         await result_of(service.run(_declare(service, settings)))
-        access = Access(directory, "https" if tls else "http", settings.keys, settings.allow_hosts)
-        endpoint = SqsEndpoint(lookup, access)
+        if tested is None:
+            access, endpoint = open_endpoint(lookup, settings, scheme, lines)
+        else:
+            access, endpoint = tested.home.access, tested.home.endpoint
         broker = None if carrot is None else CarrotBroker(service, carrot, faults)
         more: list[FigureSource] = [] if broker is None else [broker.server]
+        watch = None
         if isinstance(service, LoopEngine):
-            more += reader_figures(service.engine, read_url(settings.where).rest)
-        http.answer = _router(service, endpoint, access, faults, counts, more)
+            directory_path = read_url(settings.where).rest
+            engine = service.engine
+            more += journal_figures(engine.journal, directory_path, lambda: engine.upkeep_failed)
+            watch = ReaderWatch.of(engine.journal, directory_path, lines)
+        visitors = Visitors(access, settings.keys, scheme, on_loopback=settings.on_loopback)
+        console = _console(store, visitors, settings)
+        undo.push_async_callback(console.close)
+        answer = endpoint.answer if tested is None else tested.answer
+        http.answer = _router(service, endpoint, answer, console, access, faults, counts, more)
+        if tested is not None:
+            http.answer = _with_control(http.answer, tested)
         if broker is not None:
             await broker.listen()
             undo.push_async_callback(broker.stop, "penstock serve could not start")
         await listener.start_serving()
-        running = Running(settings, store, endpoint, http, listener, broker)
+        signed = access if tested is None else tested
+        users = [signed.use_keys, visitors.use_keys]
+        reloader = Reloader(settings, read or (lambda: settings), tls, users, lines)
+        running = Running(
+            settings, store, endpoint, http, listener, console, broker, reloader, watch, tested
+        )
         # Last: when a client can connect here, everything else is ready.
         await store.listen(running.url, faults, counts)
         endpoint.resume()
+        if watch is not None:
+            watch.start()
         undo.pop_all()
     return running
+
+
+def _home(settings: ServerSettings) -> Owner:
+    """Whose queues have bare names. Raises InvalidField."""
+    if not is_region(settings.region):
+        raise InvalidField(
+            f"region: {settings.region!r} is not a region's name; use 1 to 40 of a-z 0-9 -, as in "
+            "us-east-1"
+        )
+    return Owner(settings.account, settings.region)
+
+
+def _lookup(service: LoopService, settings: ServerSettings, home: Owner) -> QueueLookup:
+    windows = Windows(settings.deleted_window_ms, settings.purged_window_ms)
+    # The queues behind sqs:// have an account and region of their own.
+    has_notes = read_url(settings.where).scheme != "sqs"
+    directory = QueueDirectory(home)
+    return QueueLookup(service, directory, windows, has_notes, settings.strict_receipts)
+
+
+def _accounts(settings: ServerSettings, scheme: str, lines: ServerLines) -> "TestedAccounts":
+    # Imported here: other servers need nothing of it.
+    from penstock.server.testing.accounts import TestedAccounts
+
+    return TestedAccounts(settings, scheme, lines)
+
+
+def _with_control(answer: Answer, tested: "TestedAccounts") -> Answer:
+    """Routes the control interface to its pages, and all else as before."""
+    from penstock.server.testing.control import PREFIX as CONTROL
+    from penstock.server.testing.control import ControlPages
+
+    control = ControlPages(tested)
+
+    def route(request: Request, connection: HttpConnection) -> bytes | None:
+        if request.path.startswith(CONTROL):
+            return control.answer(request, connection)
+        return answer(request, connection)
+
+    return route
 
 
 def _refuse(request: Request, connection: HttpConnection) -> bytes | None:
@@ -251,43 +343,44 @@ def _declare(service: LoopService, settings: ServerSettings) -> Steps[None]:
             try:
                 yield CreateQueue(name, changes)
             except QueueExists:
+                if "annotations" in changes:
+                    # Of the others some are notes of this server, such as a queue's policy.
+                    info: QueueInfo = yield DescribeQueue(name)
+                    changes["annotations"] = info.settings.annotations | changes["annotations"]
                 yield ConfigureQueue(name, changes)
         except RequestError as error:
             raise InvalidField(f"queues.{name}: {error}") from None
 
 
-def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
+def _tls(settings: ServerSettings) -> ServerTls | None:
     if settings.tls_cert is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidField(
-            f"tls_cert: cannot use {settings.tls_cert!r} with {settings.tls_key!r}: {error}"
-        ) from None
-    return context
+    return ServerTls(settings.tls_cert, settings.tls_key or settings.tls_cert)
 
 
 def _router(
     service: LoopService,
     endpoint: SqsEndpoint,
+    answer: Answer,
+    console: Console,
     access: Access,
     faults: Faults,
     counts: CommandCounts,
     more: Sequence[FigureSource],
-) -> Callable[[Request, HttpConnection], bytes | None]:
-    """Routes the two pages for operators to `Pages`, and everything else to the endpoint."""
-    answer = endpoint.answer
+) -> Answer:
+    """Routes the pages for people and monitors to theirs, and everything else to the endpoint."""
     in_process = isinstance(service, LoopEngine)
     queues_max = QUEUES_MAX if in_process else _REMOTE_QUEUES_MAX
-    metrics = Metrics(endpoint.answered, queues_max, faults, counts, more)
-    pages = Pages(service, metrics, endpoint.health)
+    metrics = Metrics(endpoint.answered, queues_max, faults, counts, more, endpoint.times)
+    pages = Pages(service, metrics, endpoint.health, answers_sqs=True)
 
     def route(request: Request, connection: HttpConnection) -> bytes | None:
-        # One lookup only, because almost every request is for the endpoint.
-        if request.path not in PAGE_PATHS or not pages.is_page(request):
+        # Little is asked before this, because almost every request is for the endpoint.
+        if request.method == "POST" and not request.path.startswith(PREFIX):
+            return answer(request, connection)
+        if console.takes(request):
+            return console.answer(request, connection)
+        if not pages.is_page(request):
             return answer(request, connection)
         if not access.may_see_pages(request, connection.peer):
             return pages.refusal(403)
@@ -296,26 +389,98 @@ def _router(
     return route
 
 
-async def run(settings: ServerSettings, started: Callable[[Running], None]) -> None:
-    """Serves until SIGTERM or SIGINT.
+def _console(store: OpenedStore, visitors: Visitors, settings: ServerSettings) -> Console:
+    """The console, with the status of the store's queues, which begins to be read."""
+    in_process = isinstance(store.service, LoopEngine)
+    queues_max = QUEUES_MAX if in_process else _REMOTE_QUEUES_MAX
+    status = Status(store.service, in_process=in_process, queues_max=queues_max)
+    about = {
+        "store": store.url,
+        "durability": settings.durability if settings.store is None else None,
+        "region": settings.region,
+        "account": settings.account,
+        "mask": settings.mask_messages,
+        "kill_button": settings.kill_button,
+    }
+    status.start()
+    return Console(store.service, status, visitors, about, _cluster_status(settings))
+
+
+def _cluster_status(settings: ServerSettings) -> Callable[[], Coroutine[Any, Any, Any]] | None:
+    """A function that reads the status of the cluster of which this server is a node."""
+    url = read_url(settings.where)
+    if url.scheme != "cluster":
+        return None
+
+    async def read() -> Any:
+        # Imported here: other stores need nothing of it.
+        from penstock.cluster.address import read_address
+        from penstock.cluster.operations import operate
+
+        return await operate(read_address(url), lambda operator: operator.status())
+
+    return read
+
+
+async def run(
+    settings: ServerSettings,
+    started: Callable[[Running], None],
+    read: Callable[[], ServerSettings] | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT; at SIGHUP keys and certificates are read again.
 
     Raises PenstockError: at the start, or when the store fails later.
     """
     loop = asyncio.get_running_loop()
     stop_requested: asyncio.Future[None] = loop.create_future()
     allow_many_files()
+    programs = [] if settings.ready_dir is None else programs_in(settings.ready_dir)
     # The signal handlers come after this: until then a signal ends the process at once, even while
     # it waits for another process to end.
-    running = await start(settings)
+    running = await start(settings, read=read)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop_requested)
+    terminal = StartingTerminal()
+
+    def hang_up() -> None:
+        if terminal.is_gone():
+            _resolve(stop_requested)
+        else:
+            running.reload()
+
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
     collect_garbage_rarely()
+    lines = running.lines
+    lines.tell(
+        STARTED,
+        version=__version__,
+        url=running.url,
+        store=running.store.url,
+        keys=len(settings.keys),
+        pid=os.getpid(),
+    )
     started(running)
+    ready = ReadyPrograms(programs, environment(settings, running.url, os.environ), lines)
+    if settings.ready_dir is not None:
+        ready.start()
+    if settings.ready_strict:
+        ready.ended.add_done_callback(partial(_end_if_failed, running))
     either: list[asyncio.Future[Any]] = [stop_requested, running.failed]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    ready.stop()
+    failure = running.failed.result() if running.failed.done() else None
+    lines.tell(STOPPING, reason="signal" if failure is None else type(failure).__name__)
     await running.stop()
+    lines.tell(STOPPED, pid=os.getpid())
     if running.failed.done():
         raise running.failed.result()
+
+
+def _end_if_failed(running: Running, ended: "asyncio.Future[list[str]]") -> None:
+    """Ends the server as its store's failure does, if a program of `--ready-dir` failed."""
+    if not ended.cancelled() and ended.result() and not running.failed.done():
+        names = ", ".join(ended.result())
+        running.failed.set_result(InvalidField(f"ready_dir: failed: {names}"))
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:
@@ -323,9 +488,13 @@ def _resolve(future: "asyncio.Future[None]") -> None:
         future.set_result(None)
 
 
-def run_until_stopped(settings: ServerSettings, started: Callable[[Running], None]) -> None:
+def run_until_stopped(
+    settings: ServerSettings,
+    started: Callable[[Running], None],
+    read: Callable[[], ServerSettings] | None = None,
+) -> None:
     """The same, for a caller who has no event loop."""
     import uvloop
 
     open_standard_files()
-    uvloop.run(run(settings, started))
+    uvloop.run(run(settings, started, read))

@@ -12,25 +12,21 @@ and claims that were made for it are released.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from time import perf_counter
 from typing import Any, Final, NamedTuple, cast
 
-from penstock.backends.engine.loop import engine_fault
 from penstock.backends.loop import LoopService, Pending
 from penstock.errors import PenstockError, UnavailableError
 from penstock.server.faults import Faults
-from penstock.server.held import HeldBytes
+from penstock.server.held import COUNTED_BYTES_MIN, HeldBytes
+from penstock.server.lines import TOKEN_REFUSED, ServerLines
 from penstock.server.turns import LARGE_BYTES, Turns
 from penstock.service import Message
 
 # An incomplete frame up to this size is not counted.
 SMALL_BYTES: Final = 64 * 1024
-# A connection that holds less is not counted.
-COUNTED_BYTES_MIN: Final = 16 * 1024
 # What a client must read of its answers within `stall_s_max`, if there is as much.
 WRITE_PROGRESS_BYTES: Final = 16 * 1024
-# After this time the next requests of a connection wait for the next turn of the event loop: each
-# may be short and ask for much.
-TURN_S: Final = 0.01
 
 
 class Limits(NamedTuple):
@@ -63,10 +59,6 @@ def _kind_of(request: LongRequest) -> tuple[int, bool]:
     return request.kind, request.size_bytes > LARGE_BYTES
 
 
-def _execute(request: LongRequest) -> None:
-    request.execute()
-
-
 class StreamServer:
     """The connections of one server, in front of one service.
 
@@ -91,6 +83,7 @@ class StreamServer:
         self.dirty: list[Any] = []
         self.failed = failed
         self.faults = faults or Faults()
+        self.lines = ServerLines()
         self.service = service
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop, _kind_of)
@@ -106,6 +99,12 @@ class StreamServer:
         self._sweep_s = min(self.limits.hello_s_max, self.limits.stall_s_max) / 4
         self._sweep_timer = self.loop.call_later(self._sweep_s, self._sweep)
         service.on_failure(self.fail)
+
+    def tell_refused_token(self, protocol: str, transport: asyncio.BaseTransport) -> None:
+        """Writes the line of a client whose token is missing or wrong."""
+        name = transport.get_extra_info("peername")
+        peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else None
+        self.lines.tell(TOKEN_REFUSED, protocol=protocol, peer=peer)
 
     # Sending.
 
@@ -139,7 +138,7 @@ class StreamServer:
     def give_up(self, fault: Exception) -> None:
         """Stops the service: after an unexpected exception its state is unknown."""
         self.faults.report("the engine", fault)
-        self.fail(engine_fault(fault))
+        self.fail(PenstockError(f"the engine failed and was stopped: {type(fault).__name__}"))
 
     def fail(self, error: PenstockError) -> None:
         """Sends every client the error that stopped the service, and ends the connections."""
@@ -431,7 +430,12 @@ class StreamConnection(asyncio.Protocol):
             self.count_deferred(1, request.size_bytes)
             turns.add(request, self._begin_delayed)
         else:
-            turns.perform(_execute, request)
+            self._execute(request)
+
+    def _execute(self, request: LongRequest) -> None:
+        began_s = perf_counter()
+        request.execute()
+        self._stream.turns.note(request, perf_counter() - began_s)
 
     def _begin_delayed(self) -> None:
         request = self._delayed
@@ -442,7 +446,7 @@ class StreamConnection(asyncio.Protocol):
         self.resume_requests()
         # If the server stops, the goodbye says that what is not answered was not done.
         if not (self.ending or self.ignores_requests):
-            self._stream.turns.perform(_execute, request)
+            self._execute(request)
         self._stream.flush()
 
     def _end_delay(self, request: LongRequest) -> None:

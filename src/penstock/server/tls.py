@@ -22,6 +22,8 @@ from contextlib import suppress
 from typing import Any, Final, cast
 
 from penstock.backends.paused import PausedWork
+from penstock.errors import InvalidField
+from penstock.files import check_named
 
 # The size of a TLS record.
 PIECE_BYTES: Final = 16 * 1024
@@ -35,12 +37,40 @@ _READ_BYTES: Final = 256 * 1024
 ProtocolFactory = Callable[[], asyncio.Protocol]
 
 
-def over_tls(factory: ProtocolFactory, tls: ssl.SSLContext | None) -> ProtocolFactory:
+class ServerTls:
+    """The certificate of a server's listeners, which can be replaced while they serve."""
+
+    def __init__(self, cert: str, key: str) -> None:
+        """Raises InvalidField."""
+        self.context = _context(cert, key)
+
+    def reload(self, cert: str, key: str) -> None:
+        """Uses this certificate for handshakes that begin later. Raises InvalidField, unchanged."""
+        # A new context: one that has loaded a key of another type would go on to offer the old one.
+        self.context = _context(cert, key)
+
+
+def _context(cert: str, key: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # A client could ask for one handshake after another.
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    try:
+        check_named(cert)
+        check_named(key)
+        context.load_cert_chain(cert, key)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidField(f"tls: cannot use {cert!r} with {key!r}: {reason}") from None
+    return context
+
+
+def over_tls(factory: ProtocolFactory, tls: ServerTls | None) -> ProtocolFactory:
     """The factory for a listener without TLS of its own; the same one if there is no TLS."""
     if tls is None:
         return factory
     handshakes = Handshakes(asyncio.get_running_loop())
-    return lambda: TlsProtocol(factory(), tls, handshakes)
+    return lambda: TlsProtocol(factory(), tls.context, handshakes)
 
 
 class Handshakes:

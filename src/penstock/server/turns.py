@@ -17,13 +17,15 @@ from collections.abc import Callable, Hashable
 from time import perf_counter
 from typing import Final, Generic, TypeVar
 
+from penstock.backends.paused import TURN_S
+
 R = TypeVar("R")
 SLOW_S: Final = 0.000_2
 # A mean forgets what was this many requests ago, and none counts for more than LONG_S in it.
 MEAN_REQUESTS: Final = 16
 LONG_S: Final = 0.002
-TURN_S: Final = 0.005
-# Requests with more than this are of another kind than those with less.
+# Requests with more than this are of another kind than those with less; data is parsed so much at a
+# time.
 LARGE_BYTES: Final = 16 * 1024
 # A client can invent kinds.
 KINDS_MAX: Final = 256
@@ -49,16 +51,12 @@ class Turns(Generic[R]):
         means_s = self._means_s
         return bool(means_s) and means_s.get(self._kind_of(request), 0.0) > SLOW_S
 
-    def perform(self, execute: Callable[[R], None], request: R) -> None:
-        """Executes a request, and learns from it how long its kind takes."""
-        began_s = perf_counter()
-        execute(request)
-        took_s = perf_counter() - began_s
-        if took_s > SLOW_S or self._means_s:
-            self._learn(self._kind_of(request), took_s)
-
-    def _learn(self, kind: Hashable, took_s: float) -> None:
+    def note(self, request: R, took_s: float) -> None:
+        """Learns from a request that was executed how long its kind takes."""
         means_s = self._means_s
+        if took_s <= SLOW_S and not means_s:
+            return
+        kind = self._kind_of(request)
         mean_s = means_s.get(kind)
         if mean_s is None:
             if took_s <= SLOW_S:

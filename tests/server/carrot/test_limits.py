@@ -13,8 +13,8 @@ from penstock.backends.engine.engine import Engine
 from penstock.clock import ManualClock
 from penstock.errors import PenstockError, ProtocolError, UnavailableError
 from penstock.server.carrot import connection
-from penstock.server.frames.tcp import server_tls
 from penstock.server.stream import Limits
+from penstock.server.tls import ServerTls
 from penstock.service import CreateQueue, Push, Stats
 from penstock.wire.carrot import session, single
 from penstock.wire.carrot.session import PUT, encode_session_request, encode_tags
@@ -27,7 +27,7 @@ connect: Any = carrot.connect
 TOKEN = "correct horse battery staple"
 
 
-def test_a_broker_with_a_token_refuses_clients_without_it(start_broker):
+def test_a_broker_with_a_token_refuses_clients_without_it(start_broker, capfd):
     broker = start_broker(token=TOKEN)
     with broker.connect() as client:
         client.add("orders")
@@ -46,6 +46,9 @@ def test_a_broker_with_a_token_refuses_clients_without_it(start_broker):
         ):
             client.put("orders", b"x")
     assert broker.stats("orders").messages == 2
+    shown = capfd.readouterr().err
+    assert shown.count("token-refused protocol=carrot peer=127.0.0.1:") == 5
+    assert TOKEN[:-1] not in shown
 
 
 def test_a_token_is_ignored_where_none_is_wanted_and_may_come_only_once(broker):
@@ -56,7 +59,7 @@ def test_a_token_is_ignored_where_none_is_wanted_and_may_come_only_once(broker):
 
 
 def test_over_tls_everything_works_as_without(start_broker, certificate):
-    broker = start_broker(tls=server_tls(*certificate))
+    broker = start_broker(tls=ServerTls(*certificate))
     trusted = ssl.create_default_context(cafile=certificate[0])
     where = "localhost", broker.port
     with connect(*where, tls=trusted) as client:
@@ -89,12 +92,38 @@ def test_connections_that_say_nothing_or_half_a_request_are_closed(start_broker)
     idle.sendall(get(1))
     assert receive(idle).status == 0
     limit_times(broker.call, broker.server, hello_s_max=0.2, stall_s_max=0.4)
-    for link in (silent, half, half_token, session_half):
+    with half, half_token:
+        for link in (half, half_token):
+            assert read_all(link).startswith(b"\x01PROTOCOL: no whole request came within 0.2 s")
+    for link in (silent, session_half):
         with link:
             assert read_all_or_reset(link) == b""
     idle.sendall(get(2))
     assert receive(idle).number == 2, "a session that is idle between requests stays"
     idle.close()
+
+
+def test_a_client_that_stops_sending_within_its_request_reads_why_it_is_refused(broker):
+    with broker.link() as link:
+        link.sendall(b"\x00\x05orders\0he")
+        link.shutdown(socket.SHUT_WR)
+        assert read_all(link).startswith(b"\x01PROTOCOL: the request was not whole")
+    assert broker.stats("orders").messages == 0
+    with broker.link() as link:
+        link.shutdown(socket.SHUT_WR)
+        assert read_all_or_reset(link) == b""
+
+
+def test_reads_that_wait_on_two_connections_are_served_in_turns(broker):
+    with broker.link() as greedy, broker.link() as modest:
+        greedy.sendall(b"".join(get(number, wait_ms=20_000) for number in range(1, 201)))
+        until(lambda: broker.stats("orders").waiting_pulls == 200)
+        modest.sendall(get(1, wait_ms=20_000) + get(2, wait_ms=20_000))
+        until(lambda: broker.stats("orders").waiting_pulls == 202)
+        for number in range(4):
+            broker.submit(Push("orders", b"%d" % number))
+        assert [receive(greedy).number, receive(greedy).number] == [1, 2]
+        assert [receive(modest).number, receive(modest).number] == [1, 2]
 
 
 def read_all_or_reset(link):

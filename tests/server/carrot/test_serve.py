@@ -100,6 +100,21 @@ def test_the_example_client_in_plain_sockets_works(server, monkeypatch, capsys):
     assert printed.splitlines() == ["read b'hello'", "read b'hello' again", "EMPTY"]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "usage: python carrot_client.py PORT"),
+        (["port"], "usage: python carrot_client.py PORT"),
+        (["1"], "no broker answers at port 1: "),
+        (["99999"], "no broker answers at port 99999: "),
+    ],
+)
+def test_the_example_client_says_how_it_is_used(words, said, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *words])
+    with pytest.raises(SystemExit, match=said):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+
+
 def test_a_store_of_another_server_is_served_through_the_broker(tmp_path, server):
     from tests.server.conftest import DaemonProcess
 

@@ -32,6 +32,7 @@ from penstock.service import (
     CreateQueue,
     Delete,
     DeleteQueue,
+    History,
     Peek,
     Pull,
     Push,
@@ -192,6 +193,32 @@ def test_a_pull_that_waits_delays_no_other_request(wire):
     (claim,) = DECODE_REPLY[Pull](pulled)
     assert claim.body == b"x"
     assert isinstance(claim.proof, str)
+
+
+def test_pulls_that_wait_on_two_connections_are_served_in_turns(server, wire):
+    waits = Pull("orders", 1, 30_000, 20_000)
+    with FrameWire(server) as modest, FrameWire(server) as other:
+        wire.send(*((number, waits) for number in range(2, 202)))
+        until(lambda: other.ask(9, Stats("orders")).waiting_pulls == 200)
+        modest.send((1, waits), (2, waits))
+        until(lambda: other.ask(9, Stats("orders")).waiting_pulls == 202)
+        for number in range(4):
+            other.ask(9, Push("orders", b"%d" % number))
+        assert [wire.next()[1], wire.next()[1]] == [2, 3]
+        assert [modest.next()[1], modest.next()[1]] == [1, 2]
+
+
+def test_a_claim_names_the_connection_unless_the_pull_names_somebody(tmp_path, serve):
+    engine = open_engine(tmp_path / "named", clock=ManualClock())
+    with FrameWire(serve(engine=engine)) as wire:
+        wire.ask(1, CreateQueue("orders"))
+        names = []
+        for pull in (Pull("orders"), Pull("orders", holder="Ada")):
+            message_id = wire.ask(1, Push("orders", b"x")).id
+            wire.ask(1, pull)
+            names.append(wire.ask(1, History(message_id))[-1].holder)
+    assert names[0].startswith(f"penstock (process {os.getpid()}, ")
+    assert names[1] == "Ada"
 
 
 def test_a_refused_request_leaves_the_connection_as_it_was(wire):
@@ -375,7 +402,7 @@ def test_when_the_journal_fails_every_client_gets_the_error_and_the_server_ends(
         encode_bulk(2, PushMany(queue="orders", bodies=[b"x"]), FRAME_BYTES_MAX),
     ],
 )
-def test_a_fault_within_the_engine_ends_the_server_and_is_reported(server, wire, capfd, frame):
+def test_a_fault_within_the_engine_ends_the_server_and_is_logged_once(server, wire, caplog, frame):
     for kind in (Peek, PushMany):
         server.engine._handlers[kind] = lambda command, now_ms: 1 / 0
     wire.link.sendall(frame)
@@ -384,9 +411,9 @@ def test_a_fault_within_the_engine_ends_the_server_and_is_reported(server, wire,
     assert wire.is_closed_by_server()
     (failure,) = until(lambda: server.failures)
     assert "ZeroDivisionError" in str(failure)
-    said = capfd.readouterr().err
-    assert said.startswith("penstock: fault in the engine: ZeroDivisionError at ")
-    assert said.count("\n") == 1
+    (logged,) = [each.getMessage() for each in caplog.records]
+    assert logged.startswith("fault in the engine, which was stopped: ZeroDivisionError\n")
+    assert "test_ipc.py" in logged
     with FrameWire(server, hello=False) as late:
         assert late.next()[0] == ERROR
 

@@ -12,8 +12,8 @@ from penstock.server.frames.tcp import (
     is_loopback,
     read_address,
     read_token,
-    server_tls,
 )
+from penstock.server.tls import ServerTls
 
 TOKEN = "correct horse battery staple"
 
@@ -79,7 +79,7 @@ def test_a_token_is_read_without_the_white_space_around_it(tmp_path):
         read_token(str(path))
 
 
-def test_a_server_with_a_token_accepts_only_clients_that_send_it(serve, tmp_path):
+def test_a_server_with_a_token_accepts_only_clients_that_send_it(serve, tmp_path, capfd):
     server = serve(token=TOKEN)
     known, wrong = tmp_path / "known", tmp_path / "wrong"
     known.write_text(TOKEN)
@@ -90,10 +90,13 @@ def test_a_server_with_a_token_accepts_only_clients_that_send_it(serve, tmp_path
     for refused in (url, f"{url}?token_file={wrong}"):
         with pytest.raises(ProtocolError, match="missing or wrong"):
             penstock.connect(refused)
+    shown = capfd.readouterr().err
+    assert shown.count("token-refused protocol=frames peer=127.0.0.1:") == 2
+    assert TOKEN[:-1] not in shown
 
 
 def test_over_tls_everything_works_as_without(serve, certificate):
-    server = serve(tls=server_tls(*certificate))
+    server = serve(tls=ServerTls(*certificate))
     url = f"penstock://127.0.0.1:{server.port}?ca_file={certificate[0]}"
     with penstock.connect(url) as queues:
         # Threads may not share a TLS connection by reading for one another.
@@ -106,13 +109,13 @@ def test_over_tls_everything_works_as_without(serve, certificate):
 
 
 def test_an_untrusted_certificate_is_refused(serve, certificate):
-    server = serve(tls=server_tls(*certificate))
+    server = serve(tls=ServerTls(*certificate))
     with pytest.raises(BackendLost, match="cannot be used"):
         penstock.connect(f"penstock://127.0.0.1:{server.port}?tls=1")
 
 
 def test_a_plain_client_gets_nothing_from_a_tls_server(serve, certificate):
-    server = serve(tls=server_tls(*certificate))
+    server = serve(tls=ServerTls(*certificate))
     with pytest.raises((BackendLost, ProtocolError)):
         penstock.connect(f"penstock://127.0.0.1:{server.port}?timeout=5")
 
@@ -120,4 +123,4 @@ def test_a_plain_client_gets_nothing_from_a_tls_server(serve, certificate):
 def test_a_file_that_is_not_a_certificate_is_an_error(tmp_path):
     (tmp_path / "cert").write_text("nothing")
     with pytest.raises(InvalidField, match="tls: cannot use"):
-        server_tls(str(tmp_path / "cert"), str(tmp_path / "nowhere"))
+        ServerTls(str(tmp_path / "cert"), str(tmp_path / "nowhere"))

@@ -37,7 +37,7 @@ from penstock.journal import MemoryJournal
 from penstock.server.run import start
 from penstock.settings import ServerSettings
 from tests.backends.redis.servers import RedisServer
-from tests.server.conftest import DaemonProcess, ServerInThread, end_daemon
+from tests.server.conftest import DaemonProcess, ServerInThread, end_daemon, without_event_lines
 
 STORES = (
     "memory",
@@ -160,7 +160,7 @@ def read_until_started(process):
     started = STARTED.search(output)
     if started is None:
         pytest.fail(f"the server did not start: {output.decode()}")
-    return output.decode(), started[1].decode()
+    return without_event_lines(output.decode()), started[1].decode()
 
 
 @pytest.fixture(scope="session")

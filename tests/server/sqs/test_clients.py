@@ -1,6 +1,7 @@
 """Unmodified clients of others: aws-cli, the JavaScript SDK, sqs-consumer, a Celery worker."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from tests.server.sqs.awscli import AWS_VERSIONS, aws_program
 from tests.server.sqs.conftest import clean_environment, serve
 
 CLIENTS = Path(__file__).parent / "clients"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "testing" / "shop.test.mjs"
 # On a busy machine a client takes long to start.
 CLIENT_S_MAX = 180
 pytestmark = pytest.mark.timeout(600)
@@ -134,6 +136,34 @@ def test_signatures_of_the_javascript_sdk_are_accepted(clients):
     with serve("--store", "memory:", environment={"PENSTOCK_KEYS": f"AKID:{secret}"}) as server:
         seen = node(clients, "sdk.mjs", server.url, "AKID", secret)
     assert seen["body"] == "grüße 😀"
+
+
+@pytest.mark.service("npm")
+def test_the_javascript_sdk_travels_in_time(clients):
+    with serve("--clock", "manual") as server:
+        seen = node(clients, "travel.mjs", server.url)
+    assert seen == {"first": "later", "hidden": 0, "again": "later", "delivered": 2}
+
+
+@pytest.mark.service("npm")
+def test_the_example_in_javascript_finds_the_shop_that_charges_twice(clients, tmp_path):
+    # Beside its packages, as in a project that has installed them.
+    shutil.copy(EXAMPLE, tmp_path)
+    (tmp_path / "node_modules").symlink_to(clients / "node_modules")
+    with serve("--clock", "auto") as server:
+        done = subprocess.run(
+            ["node", "--preserve-symlinks", "--test", "--test-reporter", "tap", EXAMPLE.name],
+            cwd=tmp_path,
+            env={**os.environ, "PENSTOCK": server.url, "SEEDS": "12"},
+            capture_output=True,
+            text=True,
+            timeout=CLIENT_S_MAX,
+            check=False,
+        )
+    assert "not ok 1 - the hasty shop charges every order once" in done.stdout, done.stderr
+    assert "seed 7: 1,2,3,3" in done.stdout
+    assert "the message is delivered again" in done.stdout
+    assert "ok 2 - the careful shop charges every order once" in done.stdout
 
 
 @pytest.mark.service("npm")

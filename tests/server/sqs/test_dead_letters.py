@@ -237,10 +237,32 @@ def test_a_task_fails_when_its_destination_is_deleted(local, either):
     either.start_message_move_task(
         SourceArn=dead_arn, DestinationArn=arn(either, other), MaxNumberOfMessagesPerSecond=3
     )
-    # Before the task has ended, which takes six seconds.
+    # Before the task has ended, which takes six seconds of the clock.
     either.delete_queue(QueueUrl=other)
+    local.clock.advance(seconds=1)
     task = wait_for(either, dead_arn, "FAILED")
     assert task["FailureReason"] == "AWS.SimpleQueueService.NonExistentQueue"
+
+
+def test_a_task_whose_destination_is_deleted_says_that_it_failed(local, either):
+    """It never says that it is complete while messages are left that it did not move."""
+    _, dead = make_pair(either)
+    other = make(either, "other")
+    for body in ("a", "b", "c"):
+        send(either, dead, body)
+    either.start_message_move_task(
+        SourceArn=arn(either, dead),
+        DestinationArn=arn(either, other),
+        MaxNumberOfMessagesPerSecond=1,
+    )
+    either.delete_queue(QueueUrl=other)
+    local.clock.advance(seconds=60)
+    while local.call(lambda: any(map(is_move, asyncio.all_tasks()))):
+        pass
+    (task,) = either.list_message_move_tasks(SourceArn=arn(either, dead))["Results"]
+    assert task["Status"] == "FAILED"
+    assert "NonExistentQueue" in task["FailureReason"]
+    assert len(bodies(either, dead)) == 3 - task["ApproximateNumberOfMessagesMoved"]
 
 
 def test_a_task_ends_with_its_queue_and_moves_nothing_of_a_new_queue_of_that_name(local, either):

@@ -17,7 +17,7 @@ from penstock.server import http
 from penstock.server.sqs import messages
 from penstock.service import CreateQueue, Peek, Push
 from tests.measure import SLACK
-from tests.server.conftest import send_one_peek, until
+from tests.server.conftest import send_one_peek, until, without_event_lines
 from tests.server.sqs.asking import make
 from tests.server.sqs.conftest import Local
 
@@ -428,7 +428,7 @@ def test_a_fault_is_answered_counted_and_printed_in_one_line(query_data, capfd):
         assert server.call(lambda: server.running._http.faults.total) == 3
     finally:
         server.close()
-    shown = capfd.readouterr().err
+    shown = without_event_lines(capfd.readouterr().err)
     assert re.fullmatch(
         r"penstock: fault in answering a request: ZeroDivisionError at \S+test_http.py:\d+\n", shown
     )
@@ -466,10 +466,6 @@ def test_the_metrics_count_a_fault_of_the_frame_server(query_data, tmp_path):
         send_one_peek(tmp_path / "store")
         answer = exchange(server, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b"\npenstock_faults_total 1.0\n" in answer
-        # After this fault the engine answers nothing any more, nor does the page of metrics.
-        server.call(handlers.__setitem__, Peek, lambda command, now_ms: 1 / 0)
-        send_one_peek(tmp_path / "store")
-        assert server.call(lambda: server.running._http.faults.total) == 2
     finally:
         server.close()
 
@@ -575,6 +571,7 @@ def test_a_request_that_waits_for_others_does_not_time_out(query_data, monkeypat
     ],
 )
 def test_a_web_page_cannot_use_a_server_without_keys(plain, headers, status):
+    """Row 24: not by a name of its own that leads to this machine, either (DNS rebinding)."""
     for path in ("/?Action=ListQueues", "/metrics"):
         received = exchange(
             plain, f"GET {path} HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n".encode()
@@ -599,7 +596,7 @@ def asked_by(method, query, body="", headers=""):
 
 PAGES_REQUESTS = {
     "a GET": asked_by("GET", BARE),
-    "a presigned GET": asked_by("GET", f"{BARE}&{PRESIGNED}"),
+    "a presigned GET": asked_by("GET", f"{BARE}&{PRESIGNED}", headers="Sec-Fetch-Site: none\r\n"),
     "a form": asked_by("POST", "", BARE, "Content-Type: application/x-www-form-urlencoded\r\n"),
     "a form of text": asked_by("POST", "", BARE, "Content-Type: text/plain\r\n"),
     "a form without a type": asked_by("POST", "", BARE),
@@ -620,6 +617,47 @@ def test_a_request_that_a_web_page_could_have_sent_changes_nothing(plain, case, 
     assert received.startswith(b"HTTP/1.1 403 ")
     assert b"needs a header that a web page cannot send" in received
     assert b"may only look" in received
+    assert "bare" not in plain.call(lambda: [*plain.running.engine.shard.names])
+
+
+LOOPBACK = [
+    "localhost:9324",
+    "LOCALHOST",
+    "a.localhost:1",
+    "127.0.0.1:9324",
+    "127.8.8.8",
+    "[::1]:9324",
+]
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_a_presigned_request_for_loopback_that_no_browser_sent_may_change_queues(plain, host):
+    """Row 24: to these hosts every browser sends Sec-Fetch-Site, whatever asks for the request."""
+    name = re.sub(r"\W", "-", host)
+    asked = f"Action=CreateQueue&QueueName={name}&{PRESIGNED}"
+    for sent in (
+        "Sec-Fetch-Site: none",
+        "Sec-Fetch-Site: cross-site",
+        "Sec-Fetch-Mode: no-cors",
+        "Sec-Purpose: prefetch",
+        "Origin: http://evil.example",
+    ):
+        headers = f"Host: {host}\r\n{sent}\r\n"
+        received = exchange(plain, asked_by("GET", asked, headers=headers).encode())
+        assert received.startswith(b"HTTP/1.1 403 ")
+    assert name not in plain.call(lambda: [*plain.running.engine.shard.names])
+    received = exchange(plain, asked_by("GET", asked, headers=f"Host: {host}\r\n").encode())
+    assert received.startswith(b"HTTP/1.1 200 ")
+    assert name in plain.call(lambda: [*plain.running.engine.shard.names])
+
+
+@pytest.mark.parametrize("host", [*HOSTS[3:], "127.0.0.1.shop.test", "localhost.internal"])
+def test_a_presigned_request_for_another_name_of_this_machine_changes_nothing(plain, host):
+    """Row 24: Chromium sends no header with a page's requests to such a name."""
+    asked = asked_by("GET", f"{BARE}&{PRESIGNED}", headers=f"Host: {host}\r\n")
+    received = exchange(plain, asked.encode())
+    assert received.startswith(b"HTTP/1.1 403 ")
+    assert b"a server with keys takes every presigned request" in received
     assert "bare" not in plain.call(lambda: [*plain.running.engine.shard.names])
 
 

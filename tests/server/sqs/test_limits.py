@@ -13,6 +13,7 @@ import pytest
 from penstock.service import ConfigureQueue
 from tests.conftest import FULL
 from tests.measure import SLACK, memory_bytes
+from tests.server.conftest import without_event_lines
 from tests.server.probe import probing
 from tests.server.sqs.asking import (
     bodies,
@@ -264,7 +265,7 @@ def fuzzed(record_property):
         assert grown_bytes <= FUZZ_GROWN_BYTES_MAX
         server.close()
         assert server.stop() == 0
-        assert server.process.stdout.read() == b""
+        assert without_event_lines(server.process.stdout.read().decode()) == ""
 
 
 def mutated(chance, text):
@@ -500,5 +501,7 @@ def test_a_server_prints_no_part_of_a_message(tmp_path):
         client.send_message(QueueUrl=url, MessageBody="a secret")
         client.close()
         server.stop()
-        assert server.process.stdout.read() == b""
+        shown = server.process.stdout.read().decode()
+    assert "secret" not in shown
+    assert without_event_lines(shown) == ""
     assert Path(tmp_path / "data").stat().st_mode & 0o077 == 0

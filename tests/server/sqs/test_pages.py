@@ -93,6 +93,12 @@ for (const base of bases) {
         settled.push(fetch(base + "/?" + query, { ...options, headers }).catch(() => {}));
       }
     }
+    const rules = document.createElement("script");
+    rules.type = "speculationrules";
+    const wanted = [{ source: "list", urls: [base + "/?" + query], eagerness: "immediate" }];
+    rules.textContent = JSON.stringify({ prefetch: wanted, prerender: wanted });
+    document.head.append(rules);
+    try { new WebSocket(base.replace("http", "ws") + "/?" + query); } catch {}
     navigator.sendBeacon(base + "/", new URLSearchParams(query));
     const json = { type: "application/x-amz-json-1.0" };
     try { navigator.sendBeacon(base + "/", new Blob(["{}"], json)); } catch {}

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+from botocore.exceptions import ClientError
 
 from penstock.service import ListQueues
 from tests.server.sqs.asking import bodies, make, refused, send, shown
+from tests.server.sqs.conftest import Local
 
 
 def test_a_new_queue_has_amazons_defaults(either):
@@ -198,6 +200,66 @@ def test_a_queue_of_another_region_is_not_found_by_its_internal_name(local, eith
     assert inside in local.execute(ListQueues())
     refusal = refused(either.get_queue_url, QueueName=inside)
     assert refusal[0] == "AWS.SimpleQueueService.NonExistentQueue"
+
+
+def test_the_refusal_of_a_queues_name_says_where_such_a_queue_is(local, either):
+    make(local.client(region_name="eu-west-1"))
+    with pytest.raises(ClientError) as raised:
+        either.get_queue_url(QueueName="q")
+    text = raised.value.response["Error"]["Message"]
+    assert text.endswith(
+        " It was looked for in us-east-1 of account 000000000000, and exists in eu-west-1 of "
+        "account 000000000000."
+    )
+    with pytest.raises(ClientError) as raised:
+        either.get_queue_url(QueueName="other")
+    assert "was looked for" not in raised.value.response["Error"]["Message"]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client, url: client.send_message(QueueUrl=url, MessageBody="x"),
+        lambda client, url: client.receive_message(QueueUrl=url),
+        lambda client, url: client.delete_message(QueueUrl=url, ReceiptHandle="x"),
+        lambda client, url: client.delete_message_batch(
+            QueueUrl=url, Entries=[{"Id": "1", "ReceiptHandle": "x"}]
+        ),
+        lambda client, url: client.get_queue_attributes(QueueUrl=url),
+        lambda client, url: client.list_queue_tags(QueueUrl=url),
+        lambda client, url: client.purge_queue(QueueUrl=url),
+        lambda client, url: client.delete_queue(QueueUrl=url),
+    ],
+)
+def test_every_action_on_a_missing_queue_says_where_one_of_its_name_is(local, either, ask):
+    elsewhere = make(local.client(region_name="eu-west-1"))
+    code, text = refused(lambda: ask(either, elsewhere))
+    assert code == "AWS.SimpleQueueService.NonExistentQueue"
+    assert "looked for in us-east-1 of account 000000000000, and exists in eu-west-1" in text
+    _, text = refused(lambda: ask(either, elsewhere + "-not"))
+    assert text.startswith("The specified queue does not exist")
+    assert "was looked for" not in text
+
+
+def test_a_key_is_not_told_of_the_queues_of_other_accounts(query_data):
+    mine, other = "111122223333", "444455556666"
+    server = Local(query_data, keys={mine: "secret", other: "secret"})
+    try:
+
+        def client(account, region):
+            keys = {"aws_access_key_id": account, "aws_secret_access_key": "secret"}
+            return server.client(region_name=region, **keys)
+
+        make(client(other, "eu-west-1"))
+        here = client(mine, "us-east-1")
+        url = f"{server.url}/{mine}/q"
+        _, text = refused(here.send_message, QueueUrl=url, MessageBody="x")
+        assert "exists in" not in text
+        make(client(mine, "eu-west-2"))
+        _, text = refused(here.send_message, QueueUrl=url, MessageBody="x")
+        assert text.endswith(f"and exists in eu-west-2 of account {mine}.")
+    finally:
+        server.close()
 
 
 def test_a_queue_is_found_by_every_form_of_its_url(either):

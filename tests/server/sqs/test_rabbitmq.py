@@ -7,6 +7,7 @@ from urllib.request import urlopen
 import pytest
 
 import penstock
+from tests.server.conftest import until
 from tests.server.sqs.asking import arn, bodies, make, receive, redrive, refused, send, shown
 from tests.server.sqs.conftest import TIMEOUT_S, serve
 
@@ -85,6 +86,32 @@ def test_visibility_delays_and_long_polls_work(sqs, queue_name):
         assert received.result(TIMEOUT_S) == ["later"]
 
 
+def test_a_delete_with_a_late_receipt_holds_when_the_message_is_delivered_again(sqs, queue_name):
+    url = make(sqs, queue_name, VisibilityTimeout="1")
+    send(sqs, url, "late")
+    (message,) = receive(sqs, url)
+    until(lambda: shown(sqs, url)["ApproximateNumberOfMessages"] == "1")
+    for _ in range(2):
+        sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    assert bodies(sqs, url) == []
+    assert shown(sqs, url)["ApproximateNumberOfMessages"] == "0"
+    # Not once the message was received again.
+    send(sqs, url, "again")
+    (first,) = receive(sqs, url)
+    (second,) = receive(sqs, url, WaitTimeSeconds=20, VisibilityTimeout=60)
+    sqs.delete_message(QueueUrl=url, ReceiptHandle=first["ReceiptHandle"])
+    sqs.change_message_visibility(
+        QueueUrl=url, ReceiptHandle=second["ReceiptHandle"], VisibilityTimeout=0
+    )
+    assert bodies(sqs, url, WaitTimeSeconds=20) == ["again"]
+
+
+def test_the_visibility_timeout_that_celery_uses_is_accepted(sqs, queue_name):
+    url = make(sqs, queue_name, VisibilityTimeout="1800")
+    send(sqs, url, "x")
+    assert bodies(sqs, url) == ["x"]
+
+
 def test_dead_letters_move_and_are_moved_back(sqs, queue_name):
     dead = make(sqs, f"{queue_name}-dead")
     source = make(sqs, queue_name, RedrivePolicy=redrive(arn(sqs, dead)))
@@ -95,7 +122,10 @@ def test_dead_letters_move_and_are_moved_back(sqs, queue_name):
         QueueUrl=source, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0
     )
     assert bodies(sqs, source) == []
-    assert bodies(sqs, dead, VisibilityTimeout=0) == ["x"]
+    names = ["ApproximateReceiveCount"]
+    (letter,) = receive(sqs, dead, VisibilityTimeout=0, MessageSystemAttributeNames=names)
+    # Its receives in the queue that it came from are counted too.
+    assert (letter["Body"], letter["Attributes"][names[0]]) == ("x", "2")
     sqs.start_message_move_task(SourceArn=arn(sqs, dead))
     assert bodies(sqs, source, WaitTimeSeconds=20) == ["x"]
 

@@ -1,8 +1,14 @@
 """Late receipts, and how long a message may be hidden, as at Amazon."""
 
+import asyncio
+
 import pytest
 
+from penstock.backends.loop import result_of
+from penstock.server.sqs.receipts import STRICT_RECEIPTS
+from penstock.service import ConfigureQueue, DescribeQueue
 from tests.server.sqs.asking import make, make_fifo, push, receive, refused, send, shown
+from tests.server.sqs.conftest import Local
 
 HOURS = 3_600
 
@@ -12,6 +18,16 @@ def late_receipt(local, client, url):
     (message,) = receive(client, url, VisibilityTimeout=2)
     local.clock.advance(seconds=3)
     return message["ReceiptHandle"]
+
+
+def annotate(server, name, annotation, value):
+    async def run():
+        service = server.running.service
+        info = await result_of(service.submit(DescribeQueue(name)))
+        annotations = {**info.settings.annotations, annotation: value}
+        await result_of(service.submit(ConfigureQueue(name, {"annotations": annotations})))
+
+    asyncio.run_coroutine_threadsafe(run(), server._loop).result(10)
 
 
 def count(client, url):
@@ -78,6 +94,46 @@ def test_a_receipt_of_an_earlier_receive_changes_nothing(local, either):
     local.clock.advance(seconds=1)
     (again,) = receive(either, url)
     assert again["MessageId"] == message["MessageId"]
+
+
+@pytest.fixture(params=["every queue", "one queue"])
+def strict(request, query_data, store, redis_url, quick_path):
+    """A server, and whether all its queues are strict."""
+    url = "memory:" if redis_url is None else f"{redis_url}?prefix={quick_path.name}"
+    is_for_all = request.param == "every queue"
+    server = Local(query_data, store, quick_path, url=url, strict_receipts=is_for_all)
+    yield server, is_for_all
+    server.close()
+
+
+@pytest.mark.parametrize("protocol", ["json", "query"])
+def test_a_strict_queue_refuses_late_receipts_and_nothing_else(strict, protocol):
+    server, is_for_all = strict
+    client = server.client(protocol)
+    url = make(client)
+    if not is_for_all:
+        annotate(server, url.rpartition("/")[2], STRICT_RECEIPTS, "1")
+    send(client, url)
+    late = {"QueueUrl": url, "ReceiptHandle": late_receipt(server, client, url)}
+    entry = {"Id": "1", "ReceiptHandle": late["ReceiptHandle"]}
+    expired = "InvalidParameterValue"
+    assert refused(client.delete_message, **late)[0] == expired
+    (failed,) = client.delete_message_batch(QueueUrl=url, Entries=[entry])["Failed"]
+    assert failed["Code"] == expired
+    for hidden_s in (0, 60):
+        asked = {**late, "VisibilityTimeout": hidden_s}
+        assert refused(client.change_message_visibility, **asked)[0].endswith("MessageNotInflight")
+        entries = [{**entry, "VisibilityTimeout": hidden_s}]
+        (failed,) = client.change_message_visibility_batch(QueueUrl=url, Entries=entries)["Failed"]
+        assert failed["Code"].endswith("MessageNotInflight")
+    assert count(client, url) == 1
+    (message,) = receive(client, url)
+    held = {"QueueUrl": url, "ReceiptHandle": message["ReceiptHandle"]}
+    # Also an old receipt while another consumer has the message.
+    assert refused(client.delete_message, **late)[0] == expired
+    client.change_message_visibility(**held, VisibilityTimeout=60)
+    client.delete_message(**held)
+    assert count(client, url) == 0
 
 
 def test_a_fifo_queue_refuses_a_late_receipt(local, either):

@@ -23,7 +23,7 @@ from penstock.backends.engine.store import open_engine
 from tests.conftest import FULL
 from tests.measure import SLACK
 from tests.ports import lasting_port
-from tests.server.conftest import DaemonProcess, end_daemon, until
+from tests.server.conftest import DaemonProcess, end_daemon, until, without_event_lines
 from tests.server.sqs.awscli import aws_program
 from tests.server.sqs.conftest import PENSTOCK, TIMEOUT_S, clean_environment, serve
 
@@ -52,8 +52,9 @@ def test_serve_prints_its_address_and_commands_to_try(tmp_path):
         assert lines[0] == f"penstock: Amazon SQS at {server.url}"
         assert lines[1] == f"  messages    in {tmp_path / 'data'}"
         assert lines[2].startswith("  signatures  not checked")
-        assert lines[3].startswith("  docs        ")
-        assert Path(lines[3].split()[1]).read_text().startswith("# ")
+        assert lines[3] == f"  console     {server.url}/console, in a browser"
+        assert lines[4].startswith("  docs        ")
+        assert Path(lines[4].split()[1]).read_text().startswith("# ")
         assert lines[-1] == "stop it with Ctrl-C"
         with urlopen(f"{server.url}/health") as answer:
             assert json.loads(answer.read()) == {"status": "ok"}
@@ -105,6 +106,13 @@ def test_an_address_of_another_machine_is_a_wrong_setting():
     )
     assert done.returncode == 3
     assert "host: cannot listen on 192.0.2.1:0" in done.stderr
+
+
+def test_serve_says_that_it_is_for_tests_and_where_its_clock_is():
+    with serve("--clock", "auto", "--chaos", "7") as server:
+        assert "  messages    in memory, and lost when this ends" in server.output
+        told = "  for tests   the clock is auto; faults of seed 7; see "
+        assert f"{told}{server.url}/_penstock/clock" in server.output
 
 
 def typed_lines(output):
@@ -331,7 +339,7 @@ def test_a_failed_sync_stops_the_server_and_every_answered_message_survives(tmp_
             answered.append(str(number))
         client.close()
         assert server.process.wait(TIMEOUT_S) == 6
-        assert server.process.stdout.read().count(b"\n") == 1
+        assert without_event_lines(server.process.stdout.read().decode()).count("\n") == 1
     assert answered
     with serve("--data", str(tmp_path / "data")) as server:
         client = server.client()

@@ -147,6 +147,14 @@ def replaced(old, new):
     return change
 
 
+def swapped_beside_its_hash(body):
+    def change(signing):
+        signing.headers["x-amz-content-sha256"] = sha256(signing.body).hexdigest()
+        signing.after.append(setting(body=body))
+
+    return change
+
+
 def moment(**delta):
     return lambda signing: setattr(signing, "at", signing.at + timedelta(**delta))
 
@@ -232,6 +240,8 @@ def header_form():
             f"signed payload hash {digest[:20]!r}",
             (lambda s, digest=digest: s.headers.update({"x-amz-content-sha256": digest})),
         )
+    for body in (b"{}", b'{"QueueName": "others"}'):
+        yield f"payload {body!r} beside the signed hash of another", swapped_beside_its_hash(body)
     yield "other target", header("x-amz-target", "AmazonSQS.PurgeQueue")
     for query in ("Action=DeleteQueue", "a", "a=%zz", "a=b+c", "a=1&a=2", "X-Amz-Signature=0"):
         yield f"query {query}", text(lambda t, query=query: query)

@@ -1,7 +1,6 @@
 """The Carrot broker of a serving process: its settings, its listener, and how it stops."""
 
 import asyncio
-import ssl
 from typing import NamedTuple
 
 from penstock.backends.loop import LoopService
@@ -10,6 +9,7 @@ from penstock.server.carrot.connection import listen_carrot
 from penstock.server.carrot.server import CarrotServer
 from penstock.server.faults import Faults
 from penstock.server.frames.tcp import TcpAddress, check_exposure, read_address, read_token
+from penstock.server.tls import ServerTls
 from penstock.settings import ServerSettings
 
 
@@ -18,10 +18,10 @@ class CarrotListening(NamedTuple):
 
     address: TcpAddress
     token: str | None
-    tls: ssl.SSLContext | None
+    tls: ServerTls | None
 
 
-def read_carrot(settings: ServerSettings, tls: ssl.SSLContext | None) -> CarrotListening | None:
+def read_carrot(settings: ServerSettings, tls: ServerTls | None) -> CarrotListening | None:
     """The broker that the settings ask for, if any. Raises InvalidField."""
     text = settings.carrot
     if text is None:

@@ -12,18 +12,19 @@ messages return to the front of their queues.
 """
 
 import asyncio
-import ssl
 from collections import deque
 from functools import partial
 from hmac import compare_digest
 from time import perf_counter
 from typing import Any, Final
 
+from penstock.backends.paused import TURN_S
 from penstock.errors import MessageTooLarge, Overloaded, PenstockError, ProtocolError
 from penstock.server.carrot.server import CarrotServer, HeldClaim, make_create, make_push
 from penstock.server.carrot.sessions import TAKE
 from penstock.server.frames.tcp import TcpAddress, open_listener, prepare_tcp
-from penstock.server.stream import TURN_S, LongRequest, StreamConnection
+from penstock.server.stream import LongRequest, StreamConnection
+from penstock.server.tls import ServerTls
 from penstock.service import Claim, Command, Delete, DeleteQueue, Pull, Release
 from penstock.wire.carrot.reasons import DENIED, EMPTY, REMOVED, STOPPING, TIMEOUT
 from penstock.wire.carrot.session import (
@@ -76,6 +77,7 @@ class CarrotConnection(StreamConnection):
         "_timer",
         "_verdict",
         "held",
+        "holder",
         "last_tag",
     )
 
@@ -84,6 +86,8 @@ class CarrotConnection(StreamConnection):
         # The claims whose messages were sent, by tag.
         self.held: dict[int, HeldClaim] = {}
         self.last_tag = 0
+        # Who claims messages, for their history; the reads of each connection wait in turns.
+        self.holder = "carrot"
         self._server = server
         self._buffer = bytearray()
         self._is_admitted = False
@@ -97,6 +101,9 @@ class CarrotConnection(StreamConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         prepare_tcp(transport)
         super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        if peer:
+            self.holder = f"carrot ({peer[0]}:{peer[1]})"
         error = self._server.enter(self)
         if error is not None:
             self.transport.write(encode_answer(ERROR, self._server.reason(error)))
@@ -145,6 +152,7 @@ class CarrotConnection(StreamConnection):
             wanted = self._server.token
             if wanted is not None and not compare_digest(token, wanted):
                 reason = "the broker requires a token, and the client's is missing or wrong"
+                self._server.tell_refused_token("carrot", self.transport)
                 self._end_single(ERROR, self._server.refusal(DENIED, reason))
                 return
             self._is_admitted = True
@@ -174,7 +182,7 @@ class CarrotConnection(StreamConnection):
             name, group = self._server.name_of(queue.encode("latin-1"))
             command = make_push(name, group, message)
         elif opcode == READ:
-            command = Pull(queue)
+            command = Pull(queue, holder=self.holder)
         elif opcode == ADD:
             command = make_create(queue, {})
         else:
@@ -371,12 +379,22 @@ class CarrotConnection(StreamConnection):
 
     def eof_received(self) -> bool:
         """A client that sends no more may still read the answer to its single request."""
+        if self._session is None and self._single is None and not self.ending:
+            self._refuse_start("the request was not whole when the client stopped sending")
         can_be_half_open = self.transport.get_extra_info("sslcontext") is None
         request = self._single
         is_answered_yet = request is not None and (
             request.opcode != READ or self._verdict is not None
         )
         return can_be_half_open and is_answered_yet and not self.ending
+
+    def _refuse_start(self, reason: str) -> None:
+        """Ends a connection whose first request is not whole; an answer only if it has begun."""
+        if not self._buffer:
+            self.abort()
+            return
+        self._end_single(ERROR, self._server.reason(ProtocolError(reason)))
+        self._server.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._timer is not None:
@@ -412,11 +430,12 @@ class CarrotConnection(StreamConnection):
         elif self._single is not None:
             self.check_standstill(now_s, False, (0, 0))
         elif now_s - self.since_s > self._server.limits.hello_s_max:
-            self.abort()
+            limit_s = self._server.limits.hello_s_max
+            self._refuse_start(f"no whole request came within {limit_s:g} s of connecting")
 
 
 async def listen_carrot(
-    server: CarrotServer, address: TcpAddress, tls: ssl.SSLContext | None = None
+    server: CarrotServer, address: TcpAddress, tls: ServerTls | None = None
 ) -> asyncio.Server:
     """Listens for the broker's clients. Raises AddressInUse or InvalidField."""
     return await open_listener(partial(CarrotConnection, server), address, tls)

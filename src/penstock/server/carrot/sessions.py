@@ -9,8 +9,8 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.backends.long_commands import execute_parts, pull_parts, run_pull, settle_before_pull
 from penstock.backends.loop import Pending, Steps
-from penstock.backends.parts import execute_parts, pull_parts, run_pull, settle_before_pull
 from penstock.errors import (
     InvalidField,
     Overloaded,
@@ -61,7 +61,7 @@ from penstock.wire.carrot.session import (
     read_tags,
 )
 from penstock.wire.carrot.single import ERROR, SUCCESS
-from penstock.wire.frames.parts import PART_ITEMS_MAX, PLAIN_PART_ITEMS_MAX
+from penstock.wire.frames.split_batches import PART_ITEMS_MAX, PLAIN_PART_ITEMS_MAX
 
 if TYPE_CHECKING:
     from penstock.server.carrot.connection import CarrotConnection
@@ -187,7 +187,7 @@ def _get(
         _ack_and_get(server, connection, count, number, queue, body)
         return
     (wait_ms,) = UINT.unpack(body)
-    pull = _pull(server.name_of(queue)[0], count, wait_ms)
+    pull = _pull(server.name_of(queue)[0], count, wait_ms, connection.holder)
     try:
         if settle_before_pull(server.service, pull):
             steps = _pull_in_parts(server, connection, pull)
@@ -206,11 +206,11 @@ def _get(
         _give(connection, number, reply)
 
 
-def _pull(name: str, count: int, wait_ms: int) -> Pull:
+def _pull(name: str, count: int, wait_ms: int, holder: str) -> Pull:
     wait = None if wait_ms == WAIT_BY_QUEUE else wait_ms
     if count <= 1:
-        return Pull(name, count, None, wait)
-    return Pull(name, count, None, wait, None, None, READ_BYTES_MAX)
+        return Pull(name, count, None, wait, None, holder)
+    return Pull(name, count, None, wait, None, holder, READ_BYTES_MAX)
 
 
 def _pull_in_parts(
@@ -295,7 +295,10 @@ def _ack_and_get(
         connection.refuse(number, taken)
         return
     steps = _acked_then_pulled(
-        server, connection, taken, _pull(server.name_of(queue)[0], count, wait_ms)
+        server,
+        connection,
+        taken,
+        _pull(server.name_of(queue)[0], count, wait_ms, connection.holder),
     )
     server.execute_steps(
         connection,
@@ -364,7 +367,7 @@ def _refuse_settled(
     connection.send(encode_session_answer(ERROR, number, server.settle_reason(error)))
 
 
-def _settle(
+def _end_claims(
     server: CarrotServer,
     connection: "CarrotConnection",
     number: int,
@@ -428,7 +431,7 @@ def _ack_or_nack(
         reason = f"count: {count}, and {len(body)} bytes of tags; each has 4"
         connection.refuse(number, InvalidField(reason))
         return
-    _settle(server, connection, number, read_tags(body), command)
+    _end_claims(server, connection, number, read_tags(body), command)
 
 
 def _ack(
@@ -439,14 +442,14 @@ def _ack(
     queue: bytes,
     body: bytes,
 ) -> None:
-    """An ACK, with a fast path for a single tag; it equals `_settle`."""
+    """An ACK, with a fast path for a single tag; it equals `_end_claims`."""
     if count != 1 or len(body) != 4:
         _ack_or_nack(_delete, server, connection, count, number, queue, body)
         return
     (tag,) = UINT.unpack(body)
     claim = connection.held.pop(tag, None)
     if claim is None:
-        _settle(server, connection, number, [tag], _delete)
+        _end_claims(server, connection, number, [tag], _delete)
         return
     try:
         reply = server.submit(Delete(claim.queue, claim.proof))

@@ -5,11 +5,13 @@ from collections import deque
 from collections.abc import Callable
 from hmac import compare_digest
 from time import perf_counter
-from typing import Final
 
+from penstock.backends.paused import TURN_S
+from penstock.backends.remote.daemon import peer_credentials
 from penstock.errors import Overloaded, PenstockError, ProtocolError
-from penstock.server.frames.server import SHORT, SHORT_BYTES, FrameServer
-from penstock.server.stream import TURN_S, StreamConnection
+from penstock.server.frames.server import SHORT, FrameServer
+from penstock.server.stream import StreamConnection
+from penstock.server.turns import LARGE_BYTES
 from penstock.wire.frames.frames import (
     HELLO,
     HELLO_LIMITS,
@@ -22,9 +24,6 @@ from penstock.wire.frames.frames import (
     refusal,
 )
 
-# Frames of one connection that are taken in one turn of the event loop.
-_TURN_MAX: Final = 1_000
-
 
 class FrameConnection(StreamConnection):
     """One client of the frame server."""
@@ -36,6 +35,7 @@ class FrameConnection(StreamConnection):
         "_refuse",
         "_server",
         "_token",
+        "holder",
         "pulled_bytes",
     )
 
@@ -53,12 +53,15 @@ class FrameConnection(StreamConnection):
         self._refuse = refuse
         self._decoder = FrameDecoder("client", HELLO_LIMITS)
         self._is_welcome = False
+        # Names this connection in claims whose pull names nobody.
+        self.holder = "penstock"
         self._backlog: deque[Frame] = deque()
         # By request: the size of the messages that a pull in parts has claimed.
         self.pulled_bytes: dict[int, int] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.holder = f"penstock ({_peer_of(transport)}, {self._server.next_number()})"
         error = self._server.enter(self)
         if error is None and self._refuse is not None:
             error = self._refuse(transport)
@@ -81,10 +84,10 @@ class FrameConnection(StreamConnection):
         server.requests_seen += len(frames)
         if len(frames) == 1 and not self._backlog and not self._is_held:
             frame = frames[0]
-            if frame[0] in SHORT and len(frame[2]) <= SHORT_BYTES:
-                server.take(self, frame)
+            if frame[0] in SHORT and len(frame[2]) <= LARGE_BYTES:
+                server.execute(self, frame)
             else:
-                server.take_long(self, frame)
+                server.execute_long(self, frame)
         elif frames:
             self._backlog.extend(frames)
             self._take_frames()
@@ -103,16 +106,14 @@ class FrameConnection(StreamConnection):
     def _take_frames(self) -> None:
         """Takes frames of the backlog in order; some stay for the next turn of the event loop, or
         if there is no room for their answers."""
-        backlog, take, take_long = self._backlog, self._server.take, self._server.take_long
+        backlog, server = self._backlog, self._server
         until_s = perf_counter() + TURN_S
-        for _ in range(min(len(backlog), _TURN_MAX)):
-            if self._is_held:
-                return
+        while backlog and not self._is_held:
             frame = backlog.popleft()
-            if frame[0] in SHORT and len(frame[2]) <= SHORT_BYTES:
-                take(self, frame)
+            if frame[0] in SHORT and len(frame[2]) <= LARGE_BYTES:
+                server.execute(self, frame)
             else:
-                take_long(self, frame)
+                server.execute_long(self, frame)
             if self.is_full() or perf_counter() > until_s:
                 return
 
@@ -167,6 +168,7 @@ class FrameConnection(StreamConnection):
         wanted = self._token
         if wanted is not None and not compare_digest((token or "").encode(), wanted.encode()):
             reason = "the server requires a token, and the client's is missing or wrong"
+            self._server.tell_refused_token("frames", self.transport)
             self._out.append(refusal(b"", ProtocolError(reason)))
             self.end()
             return []
@@ -191,3 +193,12 @@ class FrameConnection(StreamConnection):
         # A large frame on a slow network makes progress if a mebibyte arrives in this time.
         seen = (decoder.frames_seen, decoder.missing_bytes >> 20)
         self.check_standstill(now_s, decoder.is_amid_frame, seen)
+
+
+def _peer_of(transport: asyncio.BaseTransport) -> str:
+    """The other end: its address and port, or its process if it is on a Unix socket."""
+    address = transport.get_extra_info("peername")
+    if address:
+        return f"{address[0]}:{address[1]}"
+    peer = peer_credentials(transport.get_extra_info("socket"))
+    return "a Unix socket" if peer is None else f"process {peer[0]}"

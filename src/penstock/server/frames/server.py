@@ -10,13 +10,13 @@ for the disk, or for a message, and its callback sends the answer.
 where a connection came from; `ipc` and `tcp` accept them.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from penstock.backends.loop import PAUSE, LoopService, Pending, Steps
-from penstock.backends.parts import (
+from penstock.backends.long_commands import (
     HistoryAnswer,
     bounded,
     divides_redrive,
@@ -29,6 +29,7 @@ from penstock.backends.parts import (
     takes_pages,
     with_faults,
 )
+from penstock.backends.loop import PAUSE, LoopService, Pending, Steps
 from penstock.errors import PenstockError, ProtocolError, UnavailableError
 from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
@@ -66,7 +67,7 @@ from penstock.wire.frames.frames import (
     encode_error,
     encode_welcome,
 )
-from penstock.wire.frames.parts import LARGE_BYTES, parts_of, pulls_one
+from penstock.wire.frames.split_batches import parts_of, pulls_one
 
 if TYPE_CHECKING:
     from penstock.server.frames.connection import FrameConnection
@@ -75,11 +76,8 @@ R = TypeVar("R")
 _decoder_of: Final = DECODE.get
 # Commands whose replies `encode_reply` makes into frames as they are.
 _PLAIN: Final = frozenset(KIND_OF.values()) - {PULL, BATCH, HISTORY, DESCRIBE_QUEUES}
-# Those of them whose replies are small.
-_PLAIN_SMALL: Final = _PLAIN - {PEEK}
-# Kinds of requests that take little time, if they have at most SHORT_BYTES.
+# Kinds of requests that take little time, unless they are large.
 SHORT: Final = frozenset({*map(KIND_OF.__getitem__, (Push, Delete, Release, Extend)), CANCEL})
-SHORT_BYTES: Final = 16 * 1024
 # A peek at more messages than this waits for a later turn of the event loop.
 _PEEKED_AT_ONCE: Final = 100
 
@@ -114,6 +112,8 @@ class FrameServer(StreamServer):
             DESCRIBE_QUEUES: self._describe_queues,
         }
         self._counts = counts or CommandCounts()
+        # Of connections; no two of them have one number.
+        self.next_number = itertools.count(1).__next__
         self._answered = self._counts.ok
         self.welcome = encode_welcome(
             Welcome(
@@ -127,7 +127,7 @@ class FrameServer(StreamServer):
 
     # Requests.
 
-    def take(self, connection: "FrameConnection", frame: Frame) -> None:
+    def execute(self, connection: "FrameConnection", frame: Frame) -> None:
         """Executes the request in one frame of an accepted client."""
         kind, request, body = frame
         if not request:
@@ -140,7 +140,7 @@ class FrameServer(StreamServer):
             return
         command: Any = None
         try:
-            parts = parts_of(kind, body) if len(body) > LARGE_BYTES else None
+            parts = parts_of(kind, body)
             if parts is not None:
                 reply: Any = self.service.run(take_parts(kind, request, parts))
             else:
@@ -171,24 +171,16 @@ class FrameServer(StreamServer):
                 self._answer(connection, kind, request, command, reply)
         elif reply.waits:
             self._wait(connection, request, reply)
-        elif reply.is_known and kind in _PLAIN_SMALL:
-            # The same as `_defer`, with fewer calls: every push to a store that syncs comes here.
-            connection.deferred += 1
-            self.deferred += 1
-            answer = encode_reply(request, reply.reply)
-            reply.done = partial(self._send_durable, connection, kind, request, answer)
-        elif kind == PULL:
-            self._defer_pull(connection, request, reply)
         else:
             self._defer(connection, kind, request, command, reply)
 
-    def take_long(self, connection: "FrameConnection", frame: Frame) -> None:
-        """The same as `take`, for a request that is not in SHORT: it may have to wait."""
+    def execute_long(self, connection: "FrameConnection", frame: Frame) -> None:
+        """The same as `execute`, for a request that is not in SHORT: it may have to wait."""
         kind, _, body = frame
         if kind == PULL and pulls_one(body):
-            self.take(connection, frame)
+            self.execute(connection, frame)
         else:
-            execute = partial(self.take, connection, frame)
+            execute = partial(self.execute, connection, frame)
             connection.execute_in_turn(LongRequest(kind, len(body), execute))
 
     def _take_other(
@@ -207,6 +199,18 @@ class FrameServer(StreamServer):
     # Commands that may be long.
 
     def _pull(self, connection: "FrameConnection", request: int, command: Pull) -> Any:
+        if command.holder is None:
+            # Pulls that wait are served in turns by their holder.
+            command = Pull(
+                command.queue,
+                command.limit,
+                command.visibility_ms,
+                command.wait_ms,
+                command.attempt_id,
+                connection.holder,
+                command.bytes_max,
+                command.renew,
+            )
         if command.limit == 1:
             submit = self._submit
             return submit(command)
@@ -301,36 +305,20 @@ class FrameServer(StreamServer):
         pending: Pending,
     ) -> None:
         """Answers later: the reply is not durable yet, or comes from another service."""
-        size = bodies_bytes(pending.reply) if kind == PEEK and pending.is_known else 0
-        connection.count_deferred(1, size)
-        pending.then(partial(self._answer_later, connection, kind, request, command, size))
-
-    def _defer_pull(self, connection: "FrameConnection", request: int, pending: Pending) -> None:
-        connection.claiming[request] = pending
         size = 0
-        if pending.is_known and request not in connection.pulled_bytes:
-            size = bodies_bytes(pending.claims)
+        answer = None
+        if kind == PULL:
+            connection.claiming[request] = pending
+            if pending.is_known and request not in connection.pulled_bytes:
+                size = bodies_bytes(pending.claims)
+        elif pending.is_known:
+            if kind == PEEK:
+                size = bodies_bytes(pending.reply)
+            elif kind in _PLAIN:
+                # Encoded while the disk syncs.
+                answer = encode_reply(request, pending.reply)
         connection.count_deferred(1, size)
-        pending.done = partial(self._send_claims_later, connection, request, size)
-
-    def _send_durable(
-        self,
-        connection: "FrameConnection",
-        kind: int,
-        request: int,
-        answer: bytes,
-        reply: Any,
-        error: Exception | None,
-    ) -> None:
-        connection.deferred -= 1
-        self.deferred -= 1
-        if not connection.is_gone:
-            if error is None:
-                self._answered[kind] += 1
-                connection.send(answer)
-            else:
-                self._refuse_later(connection, kind, request, error)
-        self.flush_deferred()
+        pending.then(partial(self._answer_later, connection, kind, request, command, size, answer))
 
     def _answer_later(
         self,
@@ -339,32 +327,23 @@ class FrameServer(StreamServer):
         request: int,
         command: Any,
         size: int,
+        answer: bytes | None,
         reply: Any,
         error: Exception | None,
     ) -> None:
         connection.count_deferred(-1, -size)
+        if kind == PULL:
+            connection.claiming.pop(request, None)
         if not connection.is_gone:
-            if error is None:
-                self._answer(connection, kind, request, command, reply)
-            else:
+            if error is not None:
                 self._refuse_later(connection, kind, request, error)
-        self.flush_deferred()
-
-    def _send_claims_later(
-        self,
-        connection: "FrameConnection",
-        request: int,
-        size: int,
-        reply: Any,
-        error: Exception | None,
-    ) -> None:
-        connection.count_deferred(-1, -size)
-        connection.claiming.pop(request, None)
-        if not connection.is_gone:
-            if error is None:
+            elif answer is not None:
+                self._answered[kind] += 1
+                connection.send(answer)
+            elif kind == PULL:
                 self._send_claims(connection, request, reply)
             else:
-                self._refuse_later(connection, PULL, request, error)
+                self._answer(connection, kind, request, command, reply)
         self.flush_deferred()
 
     def _refuse_later(

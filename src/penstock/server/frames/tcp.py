@@ -8,16 +8,15 @@ that are protected by other means.
 import asyncio
 import errno
 import socket
-import ssl
 from collections.abc import Callable
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.errors import AddressInUse, InvalidField
+from penstock.files import read_secret
 from penstock.server.frames.connection import FrameConnection
 from penstock.server.frames.server import FrameServer
-from penstock.server.tls import over_tls
+from penstock.server.tls import ServerTls, over_tls
 
 PORT: Final = 7420
 _TOKEN_CHARS_MIN: Final = 16
@@ -86,7 +85,7 @@ def check_exposure(
 def read_token(path: str) -> str:
     """The token in a file, without the white space around it. Raises InvalidField."""
     try:
-        token = Path(path).read_text(encoding="utf-8").strip()
+        token = read_secret(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise InvalidField(f"token file: cannot read {path!r}: {reason}") from None
@@ -97,26 +96,12 @@ def read_token(path: str) -> str:
     return token
 
 
-def server_tls(cert: str, key: str) -> ssl.SSLContext:
-    """TLS with this certificate and key. Raises InvalidField."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # A client could ask for one handshake after another.
-    context.options |= ssl.OP_NO_RENEGOTIATION
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidField(f"tls: cannot use {cert!r} with {key!r}: {reason}") from None
-    return context
-
-
 async def listen_tcp(
     server: FrameServer,
     address: TcpAddress,
     *,
     token: str | None = None,
-    tls: ssl.SSLContext | None = None,
+    tls: ServerTls | None = None,
     insecure: bool = False,
 ) -> asyncio.Server:
     """Listens on a TCP address.
@@ -128,7 +113,7 @@ async def listen_tcp(
 
 
 async def open_listener(
-    connect: Callable[[], asyncio.Protocol], address: TcpAddress, tls: ssl.SSLContext | None
+    connect: Callable[[], asyncio.Protocol], address: TcpAddress, tls: ServerTls | None
 ) -> asyncio.Server:
     """Listens on an address with a protocol for each connection.
 

@@ -10,7 +10,8 @@ browser of its visitor send requests to this machine:
 - Some requests of pages have neither header: images and other GETs to a Host that browsers do not
   trust, and forms. A browser does not let a page add a header to those without asking the server
   first. So a request may change something only if it has an `Authorization` or an `X-Amz-…` header;
-  every SDK sends one. A signature in the query string is not enough: a page can write that too.
+  every SDK sends one. A signature in the query string is enough only for a Host that browsers
+  trust, where every request of theirs has `Sec-Fetch-Site`: a page can write such a signature, too.
 """
 
 import re
@@ -19,8 +20,11 @@ from ipaddress import ip_address
 from time import time
 from typing import Final
 
-from penstock.server.http import Request
+from penstock.journal.room import HOLDER_BYTES_MAX
+from penstock.server.http import HttpConnection, Request
+from penstock.server.sqs.first_use import GET_URL
 from penstock.server.sqs.lookup import Caller
+from penstock.server.sqs.peek import is_peek
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs.address import Owner, QueueDirectory, is_account
 from penstock.wire.sqs.errors import Refusal
@@ -50,12 +54,20 @@ class Access:
         scheme: str,
         keys: Mapping[str, str],
         allow_hosts: Iterable[str],
+        *,
+        creates_on_use: bool = False,
     ) -> None:
+        """With `creates_on_use` asking for a queue's URL is an action that changes something."""
+        self._read_only = READ_ONLY_ACTIONS - ({GET_URL} if creates_on_use else set())
         self._directory = directory
         self._scheme = scheme
         self._verifier = Verifier(keys) if keys else None
         self._allow_hosts = frozenset(host.lower() for host in allow_hosts)
         self._callers: dict[tuple[str, str], Caller] = {}
+
+    def use_keys(self, keys: Mapping[str, str]) -> None:
+        """Checks signatures with these keys from now on; they were checked before, too."""
+        self._verifier = Verifier(keys) if keys else None
 
     def caller(self, request: Request) -> Caller:
         """The caller of a request. Raises Refusal."""
@@ -66,8 +78,12 @@ class Access:
         if "origin" in headers or "sec-fetch-site" in headers:
             self.refuse_web_page(request)
         authorization = headers.get("authorization", "")
-        if not authorization and "x-amz-target" not in headers:
-            _check_may_change(request)
+        if (
+            not authorization
+            and "x-amz-target" not in headers
+            and not _is_presigned_by_no_browser(request, host)
+        ):
+            _check_may_change(request, self._read_only)
         # The part before the comma is the credential; the rest differs in every request.
         credential = authorization[: authorization.find(",")] if authorization else request.query
         try:
@@ -127,6 +143,14 @@ class Access:
             "same-origin",
         ):
             raise Refusal(faults.ACCESS_DENIED, "Web pages may not use this endpoint.")
+        self.refuse_foreign_host(request)
+
+    def refuse_foreign_host(self, request: Request) -> None:
+        """Refuses a request to a host that may not be this server (DNS rebinding). Raises Refusal.
+
+        Its name could be that of a web page.
+        """
+        headers = request.headers
         host = headers.get("host", "localhost")
         parts = _HOST.fullmatch(host)
         if parts is None:
@@ -162,7 +186,48 @@ class Access:
         return not (mapped or address).is_unspecified
 
 
-def _check_may_change(request: Request) -> None:
+def holder_of(request: Request, connection: HttpConnection) -> str:
+    """Who sends a request, for the claims it makes: access key, software, address.
+
+    A connection is mostly used by one client, for which this is made once.
+    """
+    headers = request.headers
+    agent = headers.get("user-agent", "")
+    authorization = headers.get("authorization", "")
+    key = authorization[authorization.find("=") + 1 : authorization.find("/")]
+    known = connection.holder
+    if known is not None and known[0] == key and known[1] == agent:
+        return known[2]
+    software = agent.partition(" ")[0] or "unknown"
+    peer = connection.peer_address
+    room = HOLDER_BYTES_MAX - len(peer) - len(" ()")
+    # What the client says of itself is cut; its address is not.
+    said = f"{key[:24]} {software}".strip()[:room]
+    text = "".join(each if " " <= each <= "~" else "?" for each in f"{said} ({peer})")
+    connection.holder = key, agent, text
+    return text
+
+
+def _is_presigned_by_no_browser(request: Request, host: str) -> bool:
+    """Whether a request is signed in its query, and a browser would have sent more headers.
+
+    To these hosts every browser sends `Sec-Fetch-Site` with whatever a page, a link in another
+    program or its user asks for, or `Origin` and `Sec-WebSocket-Key`: Chromium, Firefox and WebKit
+    were tried. Its value does not count: it is `none` if a page has the browser guess what its user
+    visits next (speculation rules). No page can drop a header whose name begins with `Sec-`.
+    """
+    if "x-amz-signature=" not in request.query.lower():
+        return False
+    if any(name.startswith("sec-") for name in request.headers):
+        return False
+    parts = _HOST.fullmatch(host)
+    if parts is None:
+        return False
+    name = parts[1].lower().strip("[]")
+    return name == "localhost" or name.endswith(".localhost") or _is_loopback(name)
+
+
+def _check_may_change(request: Request, read_only: frozenset[str]) -> None:
     """Refuses a change by a request that a web page could have sent. Raises Refusal.
 
     Its action is only read if it has no header that a page cannot send.
@@ -180,7 +245,9 @@ def _check_may_change(request: Request) -> None:
         action = action_of(form)
     else:
         raise _change_without_header("A form of this size")
-    if action in ACTIONS and action not in READ_ONLY_ACTIONS:
+    if action == "ReceiveMessage" and is_peek(request):
+        return
+    if action in ACTIONS and action not in read_only:
         raise _change_without_header(action)
 
 
@@ -189,7 +256,8 @@ def _change_without_header(what: str) -> Refusal:
         faults.ACCESS_DENIED,
         f"{what} needs a header that a web page cannot send: sign the request in an Authorization "
         "header as every SDK does, or send any X-Amz-... header. Without one, a request may only "
-        "look (List... and Get... actions).",
+        "look (List... and Get... actions), unless it is presigned for localhost and sent by no "
+        "browser; a server with keys takes every presigned request whose signature is right.",
     )
 
 

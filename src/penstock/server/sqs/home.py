@@ -16,8 +16,7 @@ import msgspec
 
 from penstock.backends.loop import Steps
 from penstock.errors import InvalidField, StoreUnusable
-from penstock.journal.storage import read_small_file
-from penstock.journal.store import write_once
+from penstock.files import read_in, write_in
 from penstock.server.sqs.lookup import HOME_NOTE, QueueLookup
 from penstock.service import QueueInfo
 from penstock.url import read_url
@@ -42,9 +41,9 @@ def store_home(url: str, home: Owner, *, is_held: bool) -> None:
         return
     path = Path(directory) / "sqs"
     try:
-        kept = _read_home(path)
+        kept = _read_home(directory)
         if kept is None and is_held:
-            write_once(path, msgspec.json.encode(HomeFile(*home)) + b"\n")
+            write_in(directory, "sqs", msgspec.json.encode(HomeFile(*home)) + b"\n")
     except (OSError, msgspec.DecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StoreUnusable(f"{path}: cannot be used: {reason}") from error
@@ -52,10 +51,10 @@ def store_home(url: str, home: Owner, *, is_held: bool) -> None:
         _check(kept, home, directory)
 
 
-def _read_home(path: Path) -> HomeFile | None:
+def _read_home(directory: str) -> HomeFile | None:
     """The home in the file; None if there is no file. Raises OSError or DecodeError."""
     try:
-        return msgspec.json.decode(read_small_file(path), type=HomeFile)
+        return msgspec.json.decode(read_in(directory, "sqs"), type=HomeFile)
     except FileNotFoundError:
         return None
 

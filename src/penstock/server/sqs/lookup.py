@@ -6,7 +6,7 @@ action does not catch becomes the refusal of `refusal_of`.
 """
 
 from base64 import urlsafe_b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -51,7 +51,7 @@ class Caller(NamedTuple):
     """The sender of a request, and the address by which it reaches this server.
 
     A caller that is confined has a key of this server, and can reach only the queues of its own
-    account. `trace` is the X-Ray header of the request.
+    account. `trace` is the X-Ray header of the request. `holder` names the sender in the journal.
     """
 
     owner: Owner
@@ -59,6 +59,7 @@ class Caller(NamedTuple):
     base_url: str
     confined: bool = False
     trace: str | None = None
+    holder: str | None = None
 
     def may_reach(self, owner: Owner) -> bool:
         """Whether this caller may use an owner's queues.
@@ -67,6 +68,10 @@ class Caller(NamedTuple):
         so accounts are not separated; regions are.
         """
         return owner == self.owner or (owner.region == self.owner.region and not self.confined)
+
+
+# How many queues whose names begin alike are looked at for a hint.
+_ELSEWHERE_MAX: Final = 20
 
 
 class Windows(NamedTuple):
@@ -85,9 +90,11 @@ class QueueLookup:
         directory: QueueDirectory,
         windows: Windows,
         has_notes: bool = True,
+        strict_receipts: bool = False,
     ) -> None:
         """Without `has_notes` no queue is given the note of its home: see `home`."""
         self.service = service
+        self.strict_receipts = strict_receipts
         self.directory = directory
         home = dict(zip(("account", "region"), directory.default, strict=True))
         self.home_note = {HOME_NOTE: msgspec.json.encode(home).decode()} if has_notes else {}
@@ -110,12 +117,20 @@ class QueueLookup:
         name = self._name(url, caller)
         queue = self._view(name)
         if queue is None:
-            queue = yield from self._describe(name)
+            queue = yield from self._existing(name, caller)
         return queue
 
     def describe(self, url: str, caller: Caller) -> Steps[QueueInfo]:
         """The same, as it is now: for actions that show or change settings. Raises Refusal."""
-        return (yield from self._describe(self._name(url, caller)))
+        return (yield from self._existing(self._name(url, caller), caller))
+
+    def _existing(self, name: str, caller: Caller) -> Steps[QueueInfo]:
+        """The queue of an internal name. Raises Refusal, with other queues of its name."""
+        queue = yield from self.find_internal(name)
+        if queue is None:
+            owner, shown = self.directory.address(name)
+            raise no_such_queue(owner, (yield from self.elsewhere(caller, shown)))
+        return queue
 
     def _describe(self, name: str) -> Steps[QueueInfo]:
         queue: QueueInfo = yield DescribeQueue(name)
@@ -157,6 +172,19 @@ class QueueLookup:
             return (yield from self._describe(internal))
         except QueueNotFound:
             return None
+
+    def elsewhere(self, caller: Caller, name: str) -> Steps[list[Owner]]:
+        """The owners of queues of this name that the caller may know of, some of them."""
+        # The queues behind sqs:// have no other owners.
+        if not self.home_note or not (is_standard_name(name) or is_fifo_name(name)):
+            return []
+        found: list[QueueInfo] = yield DescribeQueues(name, "", _ELSEWHERE_MAX)
+        addresses = [self.directory.address(each.queue) for each in found]
+        return [
+            owner
+            for owner, other in addresses
+            if other == name and not (caller.confined and owner.account != caller.owner.account)
+        ]
 
     def select(self, is_wanted: Callable[[QueueInfo], bool]) -> Steps[list[QueueInfo]]:
         """The queues that are wanted, in order of name; each as it was when its page was read."""
@@ -206,9 +234,17 @@ def decode_opaque(text: str) -> bytes:
     return urlsafe_b64decode(text.encode("ascii"))
 
 
-def no_such_queue() -> Refusal:
-    """The refusal of a queue that does not exist, or is not the caller's."""
-    return Refusal(faults.QUEUE_DOES_NOT_EXIST, "The specified queue does not exist.")
+def no_such_queue(owner: Owner | None = None, elsewhere: Sequence[Owner] = ()) -> Refusal:
+    """The refusal of a queue that does not exist, or is not the caller's.
+
+    `owner` is where it was looked for, and `elsewhere` has the owners of others of its name.
+    """
+    text = "The specified queue does not exist."
+    if owner is not None and elsewhere:
+        places = ", ".join(f"{each.region} of account {each.account}" for each in elsewhere)
+        text += f" It was looked for in {owner.region} of account {owner.account}"
+        text += f", and exists in {places}."
+    return Refusal(faults.QUEUE_DOES_NOT_EXIST, text)
 
 
 def refusal_of(error: PenstockError) -> Refusal:

@@ -12,6 +12,7 @@ from penstock.server.sqs.lookup import Caller, QueueLookup
 from penstock.server.sqs.receipts import VISIBILITY_S_MAX, ReceiptActions, hidden_ms
 from penstock.service import (
     DEDUP_WINDOW_MS,
+    PUSHER,
     Batch,
     BatchItem,
     Claim,
@@ -36,7 +37,9 @@ from penstock.wire.sqs.message import (
     digest,
     read_attributes,
     read_trace,
+    sequence_number,
     show_attributes,
+    system_attributes,
 )
 
 BATCH_BYTES_MAX: Final = 1_048_576
@@ -46,8 +49,6 @@ RECEIVE_BYTES_MAX: Final = 2 * 1_048_576
 DELAY_S_MAX: Final = 900
 WAIT_S_MAX: Final = 20
 ATTEMPTS_MAX: Final = 100_000
-# Its sum with any sequence has twenty digits, without twelve zeros that look like an account.
-_SEQUENCE_BEGINNING: Final = 3 * 2**62
 _SYSTEM_ATTRIBUTES: Final = frozenset(
     {
         "All",
@@ -77,6 +78,7 @@ class MessageActions:
         self._now_ms = lookup.now_ms
         self._note_receive = receipts.note_receive
         self._default_account = lookup.directory.default.account
+        self._names_pushers = "history" not in lookup.service.LACKS
         # When each attempt id was first used, by queue; in memory only.
         self._attempted_at_ms: dict[tuple[str, int, str], int] = {}
 
@@ -118,7 +120,7 @@ class MessageActions:
                 asked
             )
         if fifo:
-            result.sequence_number = _sequence_number(reply.sequence)
+            result.sequence_number = sequence_number(reply.sequence)
         return result
 
     def _push(
@@ -150,6 +152,8 @@ class MessageActions:
             context = {**(context or {}), TRACE: caller.trace}
         if caller.owner.account != self._default_account:
             context = {**(context or {}), SENDER: caller.owner.account}
+        if caller.holder is not None and self._names_pushers:
+            context = {**(context or {}), PUSHER: caller.holder}
         group = asked.message_group_id
         if group is not None:
             check_identifier(group, "MessageGroupId")
@@ -218,7 +222,7 @@ class MessageActions:
                     sent.md5_of_message_system_attributes,
                 ) = _digests(entry)
             if fifo:
-                sent.sequence_number = _sequence_number(reply.sequence)
+                sent.sequence_number = sequence_number(reply.sequence)
             result.successful.append(sent)
         return result
 
@@ -231,7 +235,7 @@ class MessageActions:
         queue = self._known(asked.queue_url or "", caller)
         if queue is None or asked.receive_request_attempt_id is not None:
             return self._receive_by_steps(asked, caller)
-        pull = self._pull(queue, asked)
+        pull = self._pull(queue, asked, caller.holder)
         return pull, self._received, (asked, pull, _names_wanted(asked), queue.settings.fifo)
 
     def _receive_by_steps(
@@ -239,7 +243,7 @@ class MessageActions:
     ) -> Steps[model.ReceiveResult]:
         """ReceiveMessage from a queue that must be looked up, or with an attempt id."""
         queue = yield from self._locate(asked.queue_url or "", caller)
-        pull = self._pull(queue, asked)
+        pull = self._pull(queue, asked, caller.holder)
         context = (asked, pull, _names_wanted(asked), queue.settings.fifo)
         try:
             if pull.attempt_id is None:
@@ -267,7 +271,9 @@ class MessageActions:
         wanted = asked.message_attribute_names
         return model.ReceiveResult([self._shown(claim, names, wanted, fifo) for claim in claims])
 
-    def _pull(self, queue: QueueInfo, asked: model.ReceiveMessageRequest) -> Pull:
+    def _pull(
+        self, queue: QueueInfo, asked: model.ReceiveMessageRequest, holder: str | None
+    ) -> Pull:
         limit = asked.max_number_of_messages
         if limit is None:
             limit = 1
@@ -296,7 +302,7 @@ class MessageActions:
                     "The request include parameter that is not valid for this queue type.",
                 )
         bytes_max = None if limit == 1 else RECEIVE_BYTES_MAX
-        return Pull(queue.queue, limit, visibility_ms, wait_ms, attempt_id, None, bytes_max)
+        return Pull(queue.queue, limit, visibility_ms, wait_ms, attempt_id, holder, bytes_max)
 
     def _pull_attempt(self, queue: QueueInfo, pull: Pull) -> Steps[list[Claim]]:
         """The claims of an attempt; repeating it restarts their visibility timeout."""
@@ -346,34 +352,11 @@ class MessageActions:
         return received
 
     def _system_attributes(self, claim: Claim, names: frozenset[str], fifo: bool) -> dict[str, str]:
-        context = claim.context or {}
-        everything = {
-            "SenderId": context.get(SENDER, self._default_account),
-            "ApproximateFirstReceiveTimestamp": str(claim.first_pulled_at_ms or 0),
-            # The epoch also counts the receives in the queue a dead letter came from; `receives`
-            # restarts when it is moved back.
-            "ApproximateReceiveCount": str(claim.epoch if claim.source else claim.receives),
-            "SentTimestamp": str(claim.pushed_at_ms),
-        }
-        if fifo:
-            everything["SequenceNumber"] = _sequence_number(claim.sequence)
-            # For a dead letter it is the message id: two of them may have had the same dedup id.
-            dedup_id = claim.dedup_id if claim.source is None else claim.id
-            everything["MessageDeduplicationId"] = dedup_id or ""
-        if claim.group is not None:
-            everything["MessageGroupId"] = claim.group
-        if TRACE in context:
-            everything["AWSTraceHeader"] = context[TRACE]
-        if claim.source is not None:
-            everything["DeadLetterQueueSourceArn"] = self._lookup.arn(claim.source)
+        source_arn = None if claim.source is None else self._lookup.arn(claim.source)
+        everything = system_attributes(claim, fifo, self._default_account, source_arn)
         if "All" in names:
             return everything
         return {name: value for name, value in everything.items() if name in names}
-
-
-def _sequence_number(sequence: int) -> str:
-    """Twenty digits, as on Amazon SQS, that increase both as numbers and as text."""
-    return str(_SEQUENCE_BEGINNING + sequence)
 
 
 def _names_wanted(asked: model.ReceiveMessageRequest) -> frozenset[str]:

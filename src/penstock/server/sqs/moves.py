@@ -8,6 +8,7 @@ its tasks last until the server ends.
 
 import asyncio
 from base64 import urlsafe_b64encode
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 from uuid import uuid4
 
@@ -64,6 +65,12 @@ class MoveActions:
         # By the queue's name and when it was created, the oldest task first.
         self._tasks: dict[tuple[str, int], list[MoveTask]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
+        self._time_moved = asyncio.Event()
+
+    def time_moved(self) -> None:
+        """A manual clock was advanced: tasks with a rate go on in the next turn of the loop."""
+        moved, self._time_moved = self._time_moved, asyncio.Event()
+        moved.set()
 
     def resume(self) -> Steps[None]:
         """Continues the tasks that ran when the server was stopped.
@@ -234,8 +241,7 @@ class MoveActions:
         return urlsafe_b64encode(msgspec.json.encode(named)).decode()
 
     async def _run(self, task: MoveTask, source: QueueInfo) -> None:
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
+        started_ms = self._lookup.now_ms()
         moved_before = task.moved
         try:
             while task.status == RUNNING and task.moved < task.to_move:
@@ -244,14 +250,19 @@ class MoveActions:
                 step = min(self._service.redrive_max, task.to_move - task.moved)
                 if task.rate is not None:
                     # As many as the rate allows by now; the first of them at once.
-                    due = 1 + int((loop.time() - started_s) * task.rate)
+                    passed_ms = self._lookup.now_ms() - started_ms
+                    due = 1 + passed_ms * task.rate // 1_000
                     step = min(step, due - (task.moved - moved_before))
                 if step > 0:
                     moved: int = await self._ask(Redrive(task.source, task.to, step))
                     task.moved += moved
                     if moved == 0:
                         break
-                await asyncio.sleep(0 if task.rate is None else TICK_S)
+                if task.rate is None or step > 0:
+                    await asyncio.sleep(0)
+                    continue
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._time_moved.wait(), TICK_S)
             if task.status == RUNNING:
                 task.status = COMPLETED
         except InvalidField:

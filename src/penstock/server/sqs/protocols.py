@@ -1,12 +1,13 @@
 """The protocols of the SQS endpoint over HTTP: they decode requests and encode responses.
 
 A request with an X-Amz-Target header is JSON; any other is Query. A Query response is XML, or JSON
-for a GET whose Accept header names it.
+for a GET whose Accept header names it; at LocalStack's path for looking, for a POST, too.
 """
 
 from typing import Final, Protocol
 
 from penstock.server.http import Request, first_lines, response
+from penstock.server.sqs.peek import form_of, is_peek
 from penstock.wire.sqs import errors as faults
 from penstock.wire.sqs import json as sqs_json
 from penstock.wire.sqs import query as sqs_query
@@ -91,7 +92,8 @@ class QueryProtocol:
             return response(404, head.encode(), b"<UnknownOperationException/>\n", loop_time_s)
         if refusal.fault is faults.QUEUE_DOES_NOT_EXIST:
             # The Query protocol has another text for this error than JSON.
-            refusal.message = "The specified queue does not exist for this wsdl version."
+            plain, there = "The specified queue does not exist", "for this wsdl version"
+            refusal.message = refusal.message.replace(f"{plain}.", f"{plain} {there}.", 1)
         as_json = self._as_json
         write = sqs_query.encode_refusal_as_json if as_json else sqs_query.encode_refusal
         return self._response(
@@ -102,6 +104,30 @@ class QueryProtocol:
         content_type = "application/json" if self._as_json else sqs_query.CONTENT_TYPE
         head = f"x-amzn-RequestId: {request_id}\r\nContent-Type: {content_type}\r\n"
         return response(status, head.encode(), body, loop_time_s)
+
+
+class PeekProtocol(QueryProtocol):
+    """The Query protocol at LocalStack's path for looking at a queue: see `server.sqs.peek`.
+
+    A request without an action is a receive.
+    """
+
+    def decode(self, request: Request, base_url: str) -> tuple[Action, Shape]:
+        if request.method not in ("GET", "POST"):
+            raise Refusal(faults.UNKNOWN_OPERATION, "Use GET or POST.")
+        form = form_of(request)
+        if sqs_query.action_of(form) is None:
+            form += b"&Action=ReceiveMessage"
+        action, parameters = sqs_query.decode(form, None)
+        if action.name != "ReceiveMessage":
+            raise Refusal(faults.UNKNOWN_OPERATION, f"{request.path} is for ReceiveMessage only.")
+        return action, parameters
+
+    def encode(
+        self, action: Action, result: Shape | None, request_id: str, loop_time_s: float
+    ) -> bytes:
+        write = sqs_query.encode_as_elements if self._as_json else sqs_query.encode
+        return self._response(200, write(action, result, request_id), request_id, loop_time_s)
 
 
 class HeadProtocol(QueryProtocol):
@@ -115,6 +141,8 @@ class HeadProtocol(QueryProtocol):
 _JSON: Final = JsonProtocol()
 _XML: Final = QueryProtocol(as_json=False)
 _QUERY_JSON: Final = QueryProtocol(as_json=True)
+_PEEK_XML: Final = PeekProtocol(as_json=False)
+_PEEK_JSON: Final = PeekProtocol(as_json=True)
 _HEAD: Final = HeadProtocol(as_json=False)
 
 
@@ -125,6 +153,8 @@ def protocol_of(request: Request) -> SqsProtocol:
         "x-amz-target" in headers or headers.get("content-type") == sqs_json.CONTENT_TYPE
     ):
         return _JSON
+    if request.method != "HEAD" and is_peek(request):
+        return _PEEK_JSON if "application/json" in headers.get("accept", "") else _PEEK_XML
     if request.method == "GET" and "application/json" in headers.get("accept", ""):
         return _QUERY_JSON
     return _XML if request.method != "HEAD" else _HEAD

@@ -180,7 +180,8 @@ class QueueActions:
         if is_account(account) and caller.may_reach(owner):
             queue = yield from self._lookup.find(owner, request.queue_name or "")
         if queue is None:
-            raise no_such_queue()
+            elsewhere = yield from self._lookup.elsewhere(caller, request.queue_name or "")
+            raise no_such_queue(owner, elsewhere)
         return model.QueueUrlResult(self._lookup.url(caller, queue.queue))
 
     def list(

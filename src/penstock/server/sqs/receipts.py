@@ -13,6 +13,8 @@ from penstock.wire.sqs import model as model
 from penstock.wire.sqs.errors import Refusal, invalid_value, missing
 
 VISIBILITY_S_MAX: Final = 43_200
+# The annotation of a standard queue that refuses late receipts, as a FIFO queue does.
+STRICT_RECEIPTS: Final = "strict-receipts"
 RECEIVES_NOTED_MAX: Final = 100_000
 _VISIBILITY_MS_MAX: Final = VISIBILITY_S_MAX * 1_000
 
@@ -24,6 +26,7 @@ class ReceiptActions:
         self._known = lookup.known
         self._locate = lookup.locate
         self._now_ms = lookup.now_ms
+        self._all_strict = lookup.strict_receipts
         # When messages that had been received before were received, by receipt; in memory only.
         self._received_again_at_ms: dict[str, int] = {}
 
@@ -39,15 +42,17 @@ class ReceiptActions:
         if queue is None:
             return self._delete_by_steps(asked, caller)
         receipt = _given(asked.receipt)
-        return Delete(queue.queue, receipt, True), _deleted, (receipt, queue.settings.fifo)
+        strict = self._is_strict(queue)
+        return Delete(queue.queue, receipt, not strict), _deleted, (receipt, strict)
 
     def _delete_by_steps(self, asked: model.DeleteMessageRequest, caller: Caller) -> Steps[None]:
         """DeleteMessage from a queue that must be looked up."""
         queue = yield from self._locate(asked.queue_url or "", caller)
         receipt = _given(asked.receipt)
-        context = (receipt, queue.settings.fifo)
+        strict = self._is_strict(queue)
+        context = (receipt, strict)
         try:
-            deleted = yield Delete(queue.queue, receipt, True)
+            deleted = yield Delete(queue.queue, receipt, not strict)
         except PenstockError as error:
             _deleted(context, None, error)
         else:
@@ -62,18 +67,18 @@ class ReceiptActions:
         if queue is None:
             queue = yield from self._locate(url, caller)
         entries = check_entries(asked.entries, "DeleteMessageBatchRequestEntry")
+        strict = self._is_strict(queue)
         items: list[BatchItem | Refusal] = []
         for entry in entries:
             try:
-                items.append(Delete(queue.queue, _given(entry.receipt), True))
+                items.append(Delete(queue.queue, _given(entry.receipt), not strict))
             except Refusal as refusal:
                 items.append(refusal)
-        fifo = queue.settings.fifo
         return (
             yield from _batch(
                 entries,
                 items,
-                lambda error, entry: _refused_delete(error, entry.receipt or "", fifo),
+                lambda error, entry: _refused_delete(error, entry.receipt or "", strict),
             )
         )
 
@@ -88,7 +93,7 @@ class ReceiptActions:
         try:
             yield command
         except PenstockError as error:
-            raise _refused_change(error, asked, queue.settings.fifo) from None
+            raise _refused_change(error, asked, self._is_strict(queue)) from None
 
     def change_batch(
         self, asked: model.ChangeMessageVisibilityBatchRequest, caller: Caller
@@ -111,12 +116,19 @@ class ReceiptActions:
                 )
             except Refusal as refusal:
                 items.append(refusal)
-        fifo = queue.settings.fifo
+        strict = self._is_strict(queue)
         return (
             yield from _batch(
-                entries, items, lambda error, entry: _refused_change(error, entry, fifo)
+                entries, items, lambda error, entry: _refused_change(error, entry, strict)
             )
         )
+
+    def _is_strict(self, queue: QueueInfo) -> bool:
+        """Whether a receipt is refused once its claim has ended, also if nobody has a new one."""
+        settings = queue.settings
+        if settings.fifo or self._all_strict:
+            return True
+        return settings.annotations.get(STRICT_RECEIPTS, "0") != "0"
 
     def _change(
         self, queue: QueueInfo, receipt: str, visibility_s: int | None, place: int = 0
@@ -130,13 +142,14 @@ class ReceiptActions:
             reason = f"VisibilityTimeout must be an integer between 0 and {VISIBILITY_S_MAX}."
         visibility_ms = hidden_ms(visibility_s or 0, reason)
         if visibility_ms == 0:
-            return Release(queue.queue, receipt, late=True)
+            return Release(queue.queue, receipt, late=not self._is_strict(queue))
         received_at_ms = self._received_again_at_ms.get(receipt)
         if received_at_ms is not None:
             held_ms = self._now_ms() + visibility_ms - received_at_ms
             if held_ms > _VISIBILITY_MS_MAX:
                 raise _hidden_too_long(visibility_s or 0)
-        return Extend(queue.queue, receipt, visibility_ms, True, _VISIBILITY_MS_MAX)
+        late = not self._is_strict(queue)
+        return Extend(queue.queue, receipt, visibility_ms, late, _VISIBILITY_MS_MAX)
 
 
 def _batch(
@@ -191,10 +204,10 @@ def _deleted(context: tuple[str, bool], _: bool | None, error: PenstockError | N
             raise refusal
 
 
-def _refused_delete(error: PenstockError, receipt: str, fifo: bool) -> Refusal | None:
+def _refused_delete(error: PenstockError, receipt: str, strict: bool) -> Refusal | None:
     """The refusal, or None: a standard queue accepts an old receipt, and deletes nothing."""
     if isinstance(error, StaleReceipt):
-        if not fifo:
+        if not strict:
             return None
         return invalid_value(receipt, "ReceiptHandle", "The receipt handle has expired.")
     return _refused_receipt(error, receipt)
@@ -203,13 +216,13 @@ def _refused_delete(error: PenstockError, receipt: str, fifo: bool) -> Refusal |
 def _refused_change(
     error: PenstockError,
     asked: model.ChangeMessageVisibilityRequest | model.ChangeEntry,
-    fifo: bool,
+    strict: bool,
 ) -> Refusal:
     """A receipt is too old once the message is gone or was received again."""
     receipt = asked.receipt or ""
     if isinstance(error, ClaimTooLong):
         return _hidden_too_long(asked.visibility_timeout or 0)
-    if isinstance(error, MessageGone) or (isinstance(error, StaleReceipt) and not fifo):
+    if isinstance(error, MessageGone) or (isinstance(error, StaleReceipt) and not strict):
         return invalid_value(
             receipt,
             "ReceiptHandle",

@@ -12,8 +12,8 @@ import pytest
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.engine.store import open_engine
+from penstock.backends.long_commands import divides_pull, pull_parts
 from penstock.backends.loop import PAUSE
-from penstock.backends.parts import divides_pull, pull_parts
 from penstock.clock import ManualClock
 from penstock.errors import (
     InFlightLimit,
