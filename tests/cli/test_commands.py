@@ -3,6 +3,7 @@
 import io
 from argparse import Namespace
 from base64 import b64encode
+from datetime import UTC, datetime
 
 import pytest
 
@@ -14,6 +15,7 @@ from penstock.cli.queue_settings import SETTINGS, given_settings, settings_rows
 from penstock.cli.session import UsageError
 from penstock.client import to_settings
 from penstock.errors import BackendLost, CorruptEntry, MessageTooLarge, ProtocolError
+from penstock.life import UNKNOWN_HOLDER
 from penstock.service import BODY_BYTES_MAX, QueueInfo, QueueSettings
 
 
@@ -59,6 +61,7 @@ def test_create_takes_every_setting(cli):
         "dedup_by_content": True,
         "dedup_per_group": True,
         "annotations": {"owner": "anna", "team": "eu"},
+        "paused": False,
     }
 
 
@@ -239,6 +242,17 @@ def test_a_claim_is_extended_released_and_deleted_by_its_receipt(cli, clock):
     assert (gone.status, gone.results[0]["deleted"]) == (1, False)
 
 
+def test_a_receipt_is_refused_once_its_claim_has_ended(cli, clock):
+    cli("create orders --visibility-timeout 10s")
+    cli("push orders x")
+    receipt = cli("pull orders").results[0]["receipt"]
+    clock.advance(seconds=10)
+    for words in (f"delete orders {receipt}", f"extend orders {receipt} 5m"):
+        with pytest.raises(penstock.StaleReceipt):
+            cli(words)
+    assert cli("stats orders").results[0]["visible"] == 1
+
+
 def test_a_forged_receipt_is_refused(cli):
     cli("create orders")
     with pytest.raises(penstock.InvalidReceipt):
@@ -257,6 +271,46 @@ def test_peek_shows_each_state_and_claims_nothing(cli):
     shown = cli("peek orders --state in-flight").results[0]
     assert shown["body"] == "now"
     assert "receipt" not in shown
+
+
+def test_peek_shows_when_each_delayed_message_becomes_visible(cli, clock):
+    cli("create orders")
+    cli("push orders later --delay 1h")
+    cli("push orders soon --delay 90s")
+    cli("push orders now")
+    now_ms = clock.now_ms()
+    shown = {each["body"]: each for each in cli("peek orders -n 9 --state delayed").results}
+    assert shown["later"]["visible_at_ms"] == now_ms + 3_600_000
+    assert shown["soon"]["visible_at_ms"] == now_ms + 90_000
+    assert "visible_at_ms" not in cli("peek orders").results[0]
+    text = cli("peek orders -n 9 --state delayed", json=False).out
+    until = datetime.fromtimestamp((now_ms + 90_000) / 1_000, UTC)
+    assert f"visible at  {until:%Y-%m-%d %H:%M:%S} UTC, in " in text
+
+
+def test_peek_of_a_dead_letter_says_why_and_since_when_it_is_there(cli, clock):
+    cli("create orders --dead-letter dead --max-receives 2 --visibility-timeout 30s")
+    cli("push orders x")
+    for _ in range(2):
+        cli("pull orders")
+        clock.advance(seconds=30)
+    moved_ms = clock.now_ms()
+    clock.advance(seconds=60)
+    shown = cli("peek dead").results[0]
+    assert (shown["source"], shown["deliveries"], shown["moved_at_ms"]) == ("orders", 2, moved_ms)
+    holder = shown["held_by"]
+    at = datetime.fromtimestamp(moved_ms / 1_000, UTC)
+    text = cli("peek dead", json=False).out
+    assert f"dead letter: moved from orders at {at:%Y-%m-%d %H:%M:%S}, after 2 deliveries; " in text
+    assert f"{holder or UNKNOWN_HOLDER} held it for 30.0 s until its claim ran out at " in text
+
+
+def test_peek_in_a_store_without_histories_shows_what_is_known(shell):
+    done = shell("create orders\npush orders x --delay 1h\npeek orders --state delayed", "memory:")
+    assert done.status == 0
+    assert done.err == ""
+    assert "body      x" in done.out
+    assert "visible at" not in done.out
 
 
 def test_purge_counts_what_it_removed(cli):

@@ -39,6 +39,19 @@ QUOTES = "put a text of several words in quotes"
         ("push orders hello world", f"world is one word too many; {QUOTES}", "push "),
         ("list --zz", "unknown option --zz", "list "),
         ("daemon", "the action is missing: status, stop, run", "daemon "),
+        (
+            "daemon statsu",
+            "argument ACTION: statsu is none of status, stop, run; did you mean status?",
+            "daemon ",
+        ),
+        (
+            "peek q --state delaid",
+            (
+                "argument --state: delaid is none of visible, delayed, in-flight; "
+                "did you mean delayed?"
+            ),
+            "peek ",
+        ),
         ("daemon status --nowhere x", "unknown option --nowhere", "daemon status "),
     ],
 )
@@ -70,3 +83,23 @@ def test_a_word_that_cannot_be_shown_as_it_is_is_quoted_and_cut(word):
     assert said is not None
     assert said.isprintable()
     assert len(said) < 200
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("push oders hello", "orders"),
+        ("stats mial orders", "mail"),
+        ("peek order", "orders"),
+        ("redrive orders-ded", "orders-dead"),
+        ("remove Orders", "orders"),
+    ],
+)
+def test_a_queue_that_does_not_exist_is_compared_with_those_that_do(shell, line, meant):
+    done = shell(f"create orders --dead-letter orders-dead --max-receives 2\ncreate mail\n{line}")
+    assert done.err.endswith(f"; did you mean {meant}?\n")
+    assert done.status == 3
+
+
+def test_a_queue_that_is_like_no_other_has_no_hint(shell):
+    assert "did you mean" not in shell("create orders\npeek frobnicate").err

@@ -59,11 +59,14 @@ def test_stats_are_printed_in_aligned_columns(shell):
 def test_history_is_printed_in_aligned_columns(cli):
     cli("create orders")
     message_id = cli("push orders x").results[0]["id"]
-    cli("pull orders")
-    head, *events = cli(f"history {message_id}", json=False).out.splitlines()
-    assert len(events) == 2
+    cli("pull orders --visibility 1h")
+    *told, _, head, first, second = cli(f"history {message_id}", json=False).out.splitlines()
+    assert told == cli(f"why {message_id}", json=False).out.splitlines()
+    assert told[1] == "Delivered once."
+    events = [first, second]
     assert [event[head.index("queue") :].split()[0] for event in events] == ["orders", "orders"]
     assert events[1].startswith("2023-11-14 22:13:20.000")
+    assert events[1].endswith("until 23:13:20")
 
 
 def test_short_results_are_printed_as_words(cli):

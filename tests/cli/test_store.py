@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.journal import readers
+from penstock.journal import reader_positions
 from penstock.journal.snapshot import snapshot_paths
 from penstock.service import CreateQueue, Delete, Pull, Purge, Push
 from tests.backends.engine.random_store import small_slices
@@ -48,14 +48,14 @@ def busy(quick_path):
     """A store with an archive, snapshots, a reader and a few messages, still open."""
     store = ReopenedStore(quick_path)
     store(CreateQueue("orders"), CreateQueue("other"))
-    readers.register(quick_path / "store", "spark", 0, 1)
+    reader_positions.register(quick_path / "store", "spark", 0, 1)
     for turn in range(6):
         store(*[Push("other", bytes(2_000))] * 12)
         store(Push("orders", b"order %d" % turn))
         store(Purge("other"))
         if turn == 2:
             floor = store.engine.journal.segments.end_offset
-            readers.register(quick_path / "store", "spark", floor, 2)
+            reader_positions.register(quick_path / "store", "spark", floor, 2)
         store.run_pass()
     (claim,) = store(Pull("orders"))
     store(Delete("orders", claim.receipt))
@@ -220,16 +220,16 @@ def test_a_path_that_is_no_store_is_refused_in_one_line_and_unchanged(run, tmp_p
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "000000000000.seg").write_bytes(b"not a segment" * 999)
     for name, words in {
-        "missing": "does not exist",
+        "missing": "no store at",
         "file": "is a file; a store is a directory",
-        "empty": "is not a Penstock store",
+        "empty": "no store at",
         "photos": "is not empty, and is not a Penstock store",
         "newer": "is a store of another format",
         "hollow": "cannot be read: No such file or directory",
         "odd": "is not a segment file, or is damaged",
     }.items():
         status, out, err = run(command, tmp_path / name, untouched=tmp_path)
-        assert (status, out) == (6, ""), name
+        assert (status, out) == (3 if words == "no store at" else 6, ""), name
         assert err.count("\n") == 1
         assert err.startswith("penstock: ")
         assert str(tmp_path / name) in err
@@ -255,7 +255,7 @@ def test_a_url_beside_a_path_is_refused(tmp_path, capsys, words):
     """The command would look at another store than the one of --url."""
     assert main(["--url", "redis://user:secret@host", *words, str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert "--url redis://…@host: this command has a PATH instead" in error
+    assert "--url redis://…@host: there is a PATH, too; give one of them" in error
 
 
 @pytest.mark.parametrize("words", [["check"], ["inspect"], ["readers"], ["daemon", "status"]])

@@ -80,3 +80,10 @@ def test_an_age_is_shown_in_its_two_largest_units(ms, shown):
 )
 def test_a_size_is_shown_in_a_unit_near_it(size_bytes, shown):
     assert values.show_size(size_bytes) == shown
+
+
+def test_a_queue_that_cannot_be_removed_need_not_be_created_first(capsys):
+    from penstock.cli import main
+
+    assert main(["remove", "nope", "--url", "memory:"]) == 3
+    assert capsys.readouterr().err == "penstock: queue: there is no queue 'nope'\n"

@@ -28,6 +28,10 @@ class ExampleDirectory:
         assert docstring is not None
         return textwrap.dedent(docstring.partition(f"{after}:\n\n")[2]).strip()
 
+    def files(self):
+        """The files beside the examples."""
+        return {path.name for path in self.directory.iterdir() if path.is_file()}
+
     def run(self, *command):
         done = subprocess.run(
             command,
@@ -57,12 +61,14 @@ def examples(tmp_path, file_url):
 
 @pytest.mark.parametrize("name", ["mail", "schedule", "fan_out"])
 def test_an_example_prints_what_its_docstring_says(examples, name):
+    before = examples.files()
     worker = examples.worker(name, "--processes", "2")
     try:
         assert examples.run(sys.executable, f"{name}.py") == examples.expected(name, "It prints")
     finally:
         worker.terminate()
         assert worker.wait(TIMEOUT_S) == 0
+    assert examples.files() == before, "somebody runs it in a clone of the repository"
 
 
 def test_the_worker_of_the_priority_example_prints_in_order_of_priority(examples):

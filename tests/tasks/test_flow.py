@@ -6,6 +6,9 @@ from penstock.service import ListQueues, Peek, Push
 from penstock.tasks import TaskApp, TaskError, TaskFailed, chain, current, group
 from penstock.tasks.control import failed_tasks, retry_failed
 from penstock.tasks.envelope import decode_envelope
+from tests.server.conftest import serve
+
+__all__ = ["serve"]
 
 
 @pytest.fixture
@@ -136,11 +139,33 @@ def test_results_too_large_for_a_message_fail_the_final_task_with_the_reason(app
     def join(parts: list[str]) -> int:
         return len(parts)
 
-    group(*(large.prepare(n) for n in range(4)), final=join.prepare()).push()
+    pushed = group(*(large.prepare(n) for n in range(4)), final=join.prepare()).push()
     app.run_until_empty()
     (failed,) = app.run_steps(failed_tasks(["tasks"]))
     assert failed.envelope.task == "join"
     assert "the results of its group cannot be pushed" in failed.envelope.failure.error
+    with pytest.raises(TaskFailed, match="the results of its group cannot be pushed"):
+        pushed.get(0)
+
+
+def test_results_too_large_for_an_answer_of_a_server_fail_the_final_task(serve, caplog):
+    server = serve()
+    app = TaskApp(f"penstock://127.0.0.1:{server.port}")
+
+    @app.task
+    def large(number: int) -> str:
+        return "x" * 900_000
+
+    @app.task(result_ttl=60)
+    def join(parts: list[str]) -> int:
+        return len(parts)
+
+    pushed = group(*(large.prepare(n) for n in range(10)), final=join.prepare()).push()
+    app.run_until_empty()
+    with pytest.raises(TaskFailed, match="the results of its group cannot be pushed"):
+        pushed.get(0)
+    assert "the final task of the group" in caplog.text
+    app.close()
 
 
 def test_wrong_members_of_a_chain_or_group_are_refused(app, add, total):

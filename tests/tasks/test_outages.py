@@ -83,3 +83,39 @@ def test_all_commands_that_fail_in_an_outage_share_one_report_and_its_reminders(
         False,
     ]
     assert texts[-1].startswith("the store answers again, after ")
+
+
+def test_a_worker_whose_store_is_down_at_its_start_waits_and_says_so(make_shop, server):
+    server.kill()
+    shop = make_shop(f"{server.url}?timeout=2", SOURCE)
+    shop.start()
+    until(lambda: "waiting until the store answers" in shop.printed())
+    server.start()
+    module = shop.app()
+    module.first.push("later")
+    until(lambda: shop.noted("later"))
+    module.app.close()
+    lines = [each for each in shop.printed().splitlines() if "does not answer yet" not in each]
+    first, second = lines[:2]
+    assert first.startswith(f"penstock worker: {server.url}: ")
+    assert "shop:app on" in second
+
+
+def test_a_worker_says_at_once_that_its_store_is_down_however_long_its_client_tries(
+    make_shop, server
+):
+    server.kill()
+    shop = make_shop(f"{server.url}?timeout=120", SOURCE)
+    shop.start()
+    until(lambda: f"{server.url}?timeout=120: does not answer yet; waiting" in shop.printed())
+    server.start()
+    until(lambda: "shop:app on" in shop.printed())
+    assert len(shop.printed().splitlines()) == 2
+
+
+def test_a_worker_that_ends_by_itself_does_not_wait_for_its_store(make_shop, server):
+    server.kill()
+    shop = make_shop(f"{server.url}?timeout=2", SOURCE)
+    code, _, err = shop.run("worker", "shop:app", "--burst")
+    assert (code, err.count("\n")) == (4, 1)
+    assert f"penstock: {server.url}: " in err

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock import ManualClock
-from penstock.service import Peek, Push, Stats
+from penstock import InvalidField, ManualClock
+from penstock.errors import MessageTooLarge
+from penstock.service import Batch, CreateQueue, Delete, Peek, Push, QueueSettings, Stats
 from penstock.tasks import (
     Backoff,
     GiveUp,
@@ -21,7 +22,9 @@ from penstock.tasks import (
     TaskError,
     TaskFailed,
     current,
+    group,
 )
+from penstock.tasks.app import RETRY_BYTES
 from penstock.tasks.control import cancel, failed_tasks, find_task, retry_failed
 from penstock.tasks.envelope import body_start, decode_envelope, encode
 
@@ -426,6 +429,8 @@ HOSTILE = [
     b"\x80\x04\x95",
     b"[1, 2",
     b'{"task": "os.system", "args": {"command": "touch x"}}',
+    b'{"task": "os.system", "args": {"name": "these are the arguments of a registered task"}}',
+    b'{"task": "", "args": {"name": "x"}}',
     b'{"task": "builtins.eval", "args": {"source": "1"}}',
     b'{"task": "__import__", "args": {}}',
     b'{"task": "work", "args": {"__class__": "x"}}',
@@ -462,3 +467,117 @@ def test_a_message_that_names_code_runs_nothing_and_affects_no_other(
     (failed,) = app.run_steps(failed_tasks(["tasks"]))
     assert failed.envelope.failure.error
     assert app.service.execute(Stats("tasks")).messages == 0
+
+
+def test_a_task_that_returns_a_coroutine_has_failed_because_its_work_is_not_done(app):
+    async def work(number):
+        raise AssertionError("nothing awaits this")
+
+    @app.task(retries=3)
+    def plain(number: int):
+        return work(number)
+
+    @app.task(retries=3)
+    async def forgotten(number: int):
+        return work(number)
+
+    pushed = [plain.push(1), forgotten.push(2)]
+    assert app.run_until_empty() == 2
+    found = app.run_steps(failed_tasks(["tasks"]))
+    assert [task.id for task in found] == [each.id for each in pushed]
+    for task in found:
+        assert "returned a coroutine, which nothing awaits" in task.envelope.failure.error
+
+
+def test_what_no_call_would_run_is_refused_where_it_is_declared(app):
+    with pytest.raises(InvalidField, match=r"middleware Late\.after: it is async"):
+
+        class Late(Middleware):
+            async def after(self, context, result):  # type: ignore[override]
+                raise AssertionError
+
+    with pytest.raises(InvalidField, match=r"middleware Lazy\.before: it has a yield"):
+
+        class Lazy(Middleware):
+            def before(self, context):
+                yield
+
+    def generate():
+        yield
+
+    async def generate_awaited():
+        yield
+
+    for function in (generate, generate_awaited):
+        with pytest.raises(
+            TaskError, match=f"task '{function.__name__}': function: it has a yield"
+        ):
+            app.task(function)
+    assert not app.tasks
+
+
+@pytest.mark.parametrize("limit", [4_096, QueueSettings().body_bytes_max])
+def test_a_task_so_large_that_its_retry_could_not_be_pushed_is_refused(app, limit):
+    app.service.execute(CreateQueue("tasks", {"body_bytes_max": limit}))
+
+    @app.task(retries=1, backoff=1)
+    def send(text: str) -> None:
+        raise ValueError("é" * 2_000)
+
+    args = limit - RETRY_BYTES - len(b'{"task":"send","args":{"text":""}}')
+    send.push("x" * args)
+    for push in (
+        lambda: send.push("x" * (args + 1)),
+        lambda: send.push_many([("x" * (args + 1),)]),
+        lambda: group(send.prepare("x" * (args + 1))).push(),
+    ):
+        with pytest.raises(MessageTooLarge, match="kept for what a retry adds"):
+            push()
+    # The largest that is accepted is tried as often as any other.
+    assert app.run_until_empty() == 2
+    (failed,) = app.run_steps(failed_tasks(["tasks"]))
+    assert failed.envelope.failures == 2
+    assert "é" * 80 in failed.envelope.failure.error
+
+
+def fail_many(app, number):
+    @app.task(retries=0)
+    def fail(n: int) -> None:
+        raise ValueError
+
+    fail.push_many([(n,) for n in range(number)])
+    app.run_until_empty()
+
+
+def retry_slowly(app, clock, pause_of):
+    """Retries all, with pauses before the commands; returns the ids."""
+    steps = retry_failed(["tasks"])
+    reply = None
+    try:
+        while True:
+            command = steps.send(reply)
+            clock.advance(seconds=pause_of(command))
+            reply = app.service.execute(command)
+    except StopIteration as ended:
+        return sorted(ended.value)
+
+
+def test_all_of_many_failed_tasks_are_retried_once_however_slow_the_store_is(app, clock):
+    fail_many(app, 250)
+    assert len(set(retry_slowly(app, clock, lambda command: 20))) == 250
+    assert app.service.execute(Stats("tasks")).messages == 250
+    assert app.service.execute(Stats("tasks.failed")).messages == 0
+
+
+def test_a_retried_task_whose_claim_ran_out_before_its_delete_is_in_one_queue(app, clock):
+    """Row 26: its push was done, and its delete is refused."""
+    fail_many(app, 3)
+    pauses = iter([400])
+
+    def pause_of(command):
+        first = command.items[0] if type(command) is Batch else command
+        return next(pauses, 0) if type(first) is Delete else 0
+
+    assert len(set(retry_slowly(app, clock, pause_of))) == 3
+    assert app.service.execute(Stats("tasks")).messages == 3
+    assert app.service.execute(Stats("tasks.failed")).messages == 0

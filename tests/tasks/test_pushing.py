@@ -335,6 +335,10 @@ def test_options_that_only_the_worker_uses_cannot_be_changed_by_a_push(app):
     @app.task
     def work() -> None: ...
 
+    with pytest.raises(TaskError, match="with_options: 'prio' is no option; a push can change"):
+        work.with_options(prio=9)
+    with pytest.raises(TaskError, match="with_options: 'result_ttl' is decided where"):
+        work.with_options(result_ttl=9)
     with pytest.raises(TaskError, match="with_options: 'retries' is decided where"):
         work.with_options(retries=9)
 

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from penstock import ManualClock
-from penstock.service import Stats
+from penstock.errors import QueueNotFound
+from penstock.service import ConfigureQueue, Stats
 from penstock.tasks import TaskApp, TaskError
-from penstock.tasks.schedule import LATE_MS_MAX, ScheduleClock
+from penstock.tasks.names import schedule_queue
+from penstock.tasks.schedule import LATE_MS_MAX, NOTE, ScheduleClock
 
 
 def ms(year, month, day, hour, minute=0, second=0):
@@ -41,7 +43,7 @@ class NightlyApp:
     def waiting(self):
         try:
             return self.app.service.execute(Stats("tasks")).messages
-        except LookupError:
+        except QueueNotFound:
             return 0
 
 
@@ -97,6 +99,49 @@ def test_what_was_missed_while_no_worker_ran_is_pushed_once_or_not_at_all(missed
     nightly.clock.advance(ms=ms(2030, 6, 2, 3) + LATE_MS_MAX - nightly.clock.now_ms())
     nightly.worker()
     assert nightly.waiting() == 1
+
+
+def note_pushed_at(nightly, due_ms):
+    """What a worker leaves that has pushed the schedule for this due time."""
+    queue = schedule_queue(nightly.app.name, "nightly")
+    nightly.app.service.execute(ConfigureQueue(queue, {"annotations": {NOTE: str(due_ms)}}))
+
+
+def test_a_schedule_goes_on_after_a_clock_that_was_ahead_with_a_warning(nightly, caplog):
+    nightly.worker()
+    note_pushed_at(nightly, ms(2031, 6, 1, 3))
+    worker = nightly.worker()
+    assert "schedule nightly: was pushed for a time 31503600 s ahead" in caplog.text
+    assert worker.next_due_ms() == ms(2030, 6, 2, 3)
+    assert nightly.waiting() == 0
+    nightly.clock.advance(ms=worker.next_due_ms() - nightly.clock.now_ms())
+    nightly.app.run_steps(worker.push_due())
+    assert nightly.waiting() == 1
+    # The note is of now again: the next worker has nothing to warn of.
+    caplog.clear()
+    assert nightly.worker().next_due_ms() == ms(2030, 6, 3, 3)
+    assert (caplog.text, nightly.waiting()) == ("", 1)
+
+
+def test_a_running_worker_is_not_silenced_by_a_note_of_a_clock_that_was_ahead(nightly):
+    worker = nightly.worker()
+    note_pushed_at(nightly, ms(2031, 6, 1, 3))
+    # It reads the note when it is late, as after a suspension.
+    nightly.clock.advance(ms=ms(2030, 6, 2, 4) - nightly.clock.now_ms())
+    nightly.app.run_steps(worker.push_due())
+    assert worker.next_due_ms() == ms(2030, 6, 3, 3)
+
+
+def test_clocks_that_differ_by_some_seconds_push_a_schedule_once(nightly, caplog):
+    worker = nightly.worker()
+    nightly.clock.advance(ms=ms(2030, 6, 2, 3) - 5_000 - nightly.clock.now_ms())
+    note_pushed_at(nightly, ms(2030, 6, 2, 3))
+    late = nightly.worker()
+    nightly.clock.advance(seconds=5)
+    nightly.app.run_steps(late.push_due())
+    assert late.next_due_ms() == ms(2030, 6, 3, 3)
+    assert (caplog.text, nightly.waiting()) == ("", 0)
+    assert worker.next_due_ms() == ms(2030, 6, 2, 3)
 
 
 def test_a_new_schedule_begins_with_its_next_due_time(nightly):

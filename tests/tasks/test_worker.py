@@ -416,7 +416,7 @@ def test_a_schedule_is_run_once_by_many_processes(make_shop, file_url):
         (["shop:app", "--processes", "x"], 2, "'x' is not a whole number"),
         (["shop:app", "--queues", "a b"], 3, "queues: 'a b' is not a queue name"),
         (["shop:app", "--url", "gopher:x"], 3, "unknown URL scheme 'gopher'"),
-        (["shop:app", "--url", "penstock://127.0.0.1:9"], 4, "127.0.0.1:9"),
+        (["shop:app", "--burst", "--url", "penstock://127.0.0.1:9"], 4, "127.0.0.1:9"),
     ],
 )
 def test_wrong_options_of_a_worker_are_an_error_of_one_line(

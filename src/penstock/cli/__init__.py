@@ -7,9 +7,11 @@ Results go to stdout. An error is one line on stderr, and the exit status depend
 import io
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.cli.mistakes import similar_queues
 from penstock.cli.parser import command_named, make_parser
 from penstock.cli.session import Session, UsageError
 from penstock.errors import (
@@ -17,14 +19,18 @@ from penstock.errors import (
     JournalError,
     PenstockError,
     ProtocolError,
+    QueueNotFound,
     RequestError,
     StoreInUse,
     UnavailableError,
 )
+from penstock.output import report
 
 USAGE: Final = 2
 INTERRUPTED: Final = 130
 READER_GONE: Final = 141
+# Of a store with more queues, those of the first names are compared with a wrong one.
+_NAMES_MAX: Final = 10_000
 _STATUS_OF: Final[tuple[tuple[type[Exception], int], ...]] = (
     (UsageError, USAGE),
     (RequestError, 3),
@@ -69,7 +75,23 @@ def run_command(session: Session, words: Sequence[str]) -> int:
         arguments = make_parser().parse_args(words)
     except SystemExit:
         return 0  # argparse has printed the help or the version
-    return command_named(arguments.command).run(session, arguments)
+    try:
+        return command_named(arguments.command).run(session, arguments)
+    except QueueNotFound as error:
+        raise _with_similar(session, arguments, error) from None
+
+
+def _with_similar(session: Session, arguments: Namespace, error: QueueNotFound) -> QueueNotFound:
+    """The error, with the names of queues that may have been meant."""
+    given = [getattr(arguments, name, None) or [] for name in ("queue", "to")]
+    asked = [name for each in given for name in ([each] if isinstance(each, str) else each)]
+    try:
+        with session.looking(arguments) as queues:
+            names = queues.names(limit=_NAMES_MAX)
+    except (RequestError, UnavailableError, UsageError):
+        return error  # the store can name no queue now; what was wrong is known
+    similar = similar_queues(asked, names)
+    return type(error)(f"{error}{similar}") if similar else error
 
 
 def status_of(error: Exception) -> int:
@@ -79,7 +101,7 @@ def status_of(error: Exception) -> int:
 
 def print_error(error: Exception, place: str = "") -> None:
     """Prints an error as one line on stderr."""
-    print(f"penstock: {place}{' '.join(str(error).split())}", file=sys.stderr)
+    report(place + " ".join(str(error).split()))
 
 
 def _discard_stdout() -> None:

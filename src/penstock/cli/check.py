@@ -13,11 +13,17 @@ from penstock.cli.inspect import DAMAGED
 from penstock.cli.session import Session
 from penstock.journal.store import open_reader
 from penstock.journal.verify import Finding, verify
+from penstock.output import logger, print_text
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("path", metavar="PATH", help="a store, a journal or an archive")
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        nargs="?",
+        help="a store, a journal or an archive (default: the store of --url)",
+    )
     parser.add_argument("--archive", metavar="DIR", help="verify the files archived there, too")
     parser.add_argument(
         "--accept-loss",
@@ -44,8 +50,8 @@ def run(session: Session, arguments: Namespace) -> int:
         session.print_json({"sound": not damaged, "damaged": damaged, "found": sound})
     else:
         for each in findings:
-            print(("DAMAGED  " if each.is_damage else "ok       ") + each.text)
-        print("sound" if not damaged else f"{len(damaged)} damaged")
+            print_text(("DAMAGED  " if each.is_damage else "ok       ") + each.text)
+        print_text("sound" if not damaged else f"{len(damaged)} damaged")
     return DAMAGED if damaged else 0
 
 
@@ -59,12 +65,12 @@ def _accept_loss(store: Path, *, other_owner: bool) -> list[Finding]:
     from penstock.backends.engine.store import open_engine
 
     # The loss is printed below; opening would also log a warning about it.
-    logger = logging.getLogger("penstock.journal")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    journal = logger("penstock.journal")
+    level = journal.level
+    journal.setLevel(logging.ERROR)
     try:
         open_engine(store, accept_loss=True, other_owner=other_owner).close()
     finally:
-        logger.setLevel(level)
+        journal.setLevel(level)
     names = ", ".join(loss.names)
     return [Finding(True, f"loss: accepted for {names}; the store opens without their content")]

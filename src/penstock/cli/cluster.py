@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -10,12 +11,15 @@ import msgspec
 
 from penstock.cli.parser import add_action
 from penstock.cli.session import Session
-from penstock.cli.show import table
+from penstock.cli.show import joined, table
+from penstock.output import Lines, flush, print_text
 from penstock.url import load_backend, read_url
 
 if TYPE_CHECKING:
     from penstock.cluster.address import ClusterAddress
-    from penstock.cluster.operations import ClusterStatus
+    from penstock.cluster.operations import ClusterStatus, Operator
+    from penstock.cluster.resharding import Growth
+    from penstock.cluster.spread_changes import SpreadStatus
 
 DIRECTORY: Final = "penstock-cluster"
 _NODE_HEAD: Final = ("node", "state", "live", "owns", "stands by", "gaps", "endpoint")
@@ -23,13 +27,15 @@ _SHARD_HEAD: Final = (
     "shard", "owner", "term", "slot", "waiting", "queues", "standby", "lag", "gaps",
 )  # fmt: skip
 _ACTIONS: Final = {
-    "up": "start three NATS servers and some nodes on this machine",
+    "up": "start three NATS servers and some nodes on this machine, or those that have ended",
     "down": "stop the processes that up started; their data stays",
     "url": "print the URL of the cluster that up started, with its password",
     "status": "show nodes and shards: owners, terms, how far standbys are behind",
     "move": "move a shard to a node",
     "drain": "move all shards of a node to the others, and give it no new ones",
-    "spread": "spread a queue over several shards, or show how it is spread",
+    "spread": "spread a queue over several shards, or show in which shards it is",
+    "move-queue": "move a queue to another shard",
+    "reshard": "add shards, and move the queues that belong to them; repeat it to continue",
 }
 
 
@@ -37,19 +43,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     parsers = {name: add_action(actions, name, text) for name, text in _ACTIONS.items()}
-    for name, action in parsers.items():
-        action.add_argument("--json", action="store_true", default=SUPPRESS, help=SUPPRESS)
+    for action in parsers.values():
         action.add_argument(
             "--directory",
             default=DIRECTORY,
             metavar="DIR",
             help="where up keeps the cluster (default: ./%(default)s)",
         )
-        if name not in ("up", "down", "url"):
-            action.add_argument("--url", default=SUPPRESS, metavar="URL", help="another cluster")
     up = parsers["up"]
-    up.add_argument("--nodes", type=int, default=3, metavar="COUNT", help="(default: 3)")
-    up.add_argument("--shards", type=int, default=16, metavar="COUNT", help="(default: 16)")
+    up.add_argument("--nodes", type=int, metavar="COUNT", help="(default: 3)")
+    up.add_argument("--shards", type=int, metavar="COUNT", help="of a new cluster (default: 16)")
     up.add_argument(
         "--port",
         type=int,
@@ -68,7 +71,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     parsers["move"].add_argument("shard", type=int, metavar="SHARD")
     for name in ("move", "drain"):
         parsers[name].add_argument("node", metavar="NODE")
-    parsers["spread"].add_argument("queue", metavar="QUEUE")
+    parsers["reshard"].add_argument(
+        "shards", type=int, metavar="N", help="how many shards the cluster is to have"
+    )
+    for name in ("spread", "move-queue"):
+        parsers[name].add_argument("queue", metavar="QUEUE")
+    parsers["move-queue"].add_argument(
+        "--to",
+        type=int,
+        nargs="+",
+        required=True,
+        metavar="SHARD",
+        help="the shard; several, to spread the queue over these",
+    )
     parsers["spread"].add_argument(
         "shards", type=int, nargs="?", metavar="K", help="over how many shards; 1 to undo it"
     )
@@ -78,50 +93,62 @@ def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises PenstockError."""
     # Raises MissingExtra if the extra is not installed.
     load_backend(read_url("cluster:nats://127.0.0.1:4222"))
+    if arguments.action in ("up", "down", "url"):
+        why = f"cluster {arguments.action} is about the cluster in --directory"
+        session.refuse_option(arguments, "url", why)
     if arguments.action == "up":
         return _up(session, arguments)
     if arguments.action == "down":
-        from penstock.cluster.local import stop_cluster
+        from penstock.cluster.local_cluster import stop_cluster
 
-        ended = stop_cluster(Path(arguments.directory))
-        session.print_result(arguments, {"ended": ended}, f"{ended} processes were stopped")
+        root = Path(arguments.directory)
+        ended = stop_cluster(root)
+        text = (
+            f"{ended} processes were stopped; the data stays in {root}: "
+            "penstock cluster up continues with it"
+        )
+        session.print_result(arguments, {"ended": ended, "data": str(root.absolute())}, text)
         return 0
     if arguments.action == "url":
-        from penstock.cluster.local import read_state
+        from penstock.cluster.local_cluster import read_state
 
-        url = read_state(Path(arguments.directory))["url"]
+        url = read_state(Path(arguments.directory)).url
         session.print_result(arguments, {"url": url}, url)
         return 0
     return _operate(session, arguments)
 
 
 def _up(session: Session, arguments: Namespace) -> int:
-    from penstock.cluster.local import start_cluster
+    from penstock.cluster.local_cluster import NODES, start_cluster
     from penstock.service import check_number
 
-    check_number("nodes", arguments.nodes, 1, 16)
-    check_number("shards", arguments.shards, 1, 256)
-    check_number("port", arguments.port, 0, 65_535 - arguments.nodes)
+    if arguments.nodes is not None:
+        check_number("nodes", arguments.nodes, 1, 16)
+    if arguments.shards is not None:
+        check_number("shards", arguments.shards, 1, 256)
+    check_number("port", arguments.port, 0, 65_535 - (arguments.nodes or NODES))
     root = Path(arguments.directory)
     archive = None if arguments.archive is None else Path(arguments.archive)
-    state = start_cluster(root, arguments.nodes, arguments.port, arguments.shards, archive)
+    state, started = start_cluster(root, arguments.nodes, arguments.port, arguments.shards, archive)
     if arguments.json:
-        session.print_json(state)
+        session.print_json({**msgspec.to_builtins(state), "started": started})
         return 0
-    for node in state["nodes"]:
-        print(f"{node['name']}: Amazon SQS at {node['endpoint']}")
-    print(f"3 NATS servers; their data is in {root}")
-    print("show it with     penstock cluster status")
-    print("stop it with     penstock cluster down")
+    if started:
+        print_text(f"started again: {', '.join(started)}; the others were running")
+    for node in state.nodes:
+        print_text(f"{node.name}: Amazon SQS at {node.endpoint}")
+    print_text(f"3 NATS servers; their data is in {root}")
+    print_text("show it with     penstock cluster status")
+    print_text("stop it with     penstock cluster down")
     return 0
 
 
 def _operate(session: Session, arguments: Namespace) -> int:
     from penstock.cluster.address import read_address
-    from penstock.cluster.local import read_state
+    from penstock.cluster.local_cluster import read_state
     from penstock.cluster.operations import operate
 
-    url = arguments.url or read_state(Path(arguments.directory))["url"]
+    url = arguments.url or read_state(Path(arguments.directory)).url
     address = read_address(read_url(url))
     if arguments.action == "move":
         asyncio.run(operate(address, lambda each: each.move(arguments.shard, arguments.node)))
@@ -134,42 +161,84 @@ def _operate(session: Session, arguments: Namespace) -> int:
         text = f"{arguments.node} owns {left} shards now"
         session.print_result(arguments, {"node": arguments.node, "left": left}, text)
         return 0 if not left else 1
-    if arguments.action == "spread":
+    if arguments.action in ("spread", "move-queue"):
         return _spread(session, arguments, address)
+    if arguments.action == "reshard":
+        return _reshard(session, arguments, address)
     while True:
         status = asyncio.run(operate(address, lambda each: each.status()))
         if arguments.json:
             session.print_json(msgspec.to_builtins(status))
         else:
-            print(_shown(status), flush=True)
+            print_text(_shown(status))
+            flush()
         if not arguments.watch:
             return 0
         time.sleep(1)
 
 
+def _reshard(session: Session, arguments: Namespace, address: "ClusterAddress") -> int:
+    from penstock.cluster.operations import operate
+
+    moved: list[str] = []
+    shown_s = time.monotonic()
+
+    def note(queue: str) -> None:
+        nonlocal shown_s
+        moved.append(queue)
+        if not arguments.json and time.monotonic() - shown_s > 1:
+            shown_s = time.monotonic()
+            print_text(f"{len(moved)} queues were moved")
+            flush()
+
+    growth = asyncio.run(operate(address, lambda each: each.reshard(arguments.shards, note)))
+    if arguments.json:
+        session.print_json({**msgspec.to_builtins(growth), "moved": len(moved)})
+        return 0
+    print_text(f"{_growth(growth)}; {len(moved)} were moved now")
+    return 0
+
+
+def _growth(growth: "Growth") -> str:
+    shown = f"{growth.shards} shards"
+    if growth.created_shards != growth.shards:
+        shown = f"grown from {growth.created_shards} to {shown}"
+    if growth.queues is None:
+        return f"{shown}; its queues cannot be counted now"
+    hint = f" (penstock cluster reshard {growth.shards})" if growth.to_move else ""
+    shown += f"; of {growth.queues} queues {growth.to_move} are to be moved{hint}"
+    return f"{shown}, {growth.leaving} may have messages in shards that they leave"
+
+
 def _spread(session: Session, arguments: Namespace, address: "ClusterAddress") -> int:
     from penstock.cluster.operations import operate
 
-    queue, shards = arguments.queue, arguments.shards
-    found = asyncio.run(operate(address, lambda each: each.spread(queue, shards)))
+    queue = arguments.queue
+
+    def work(operator: "Operator") -> Awaitable["SpreadStatus"]:
+        if arguments.action == "move-queue":
+            return operator.move_queue(queue, arguments.to)
+        return operator.spread(queue, arguments.shards)
+
+    found = asyncio.run(operate(address, work))
     if arguments.json:
         session.print_json(msgspec.to_builtins(found))
         return 0
     held = ", ".join(f"{count} in shard {shard}" for shard, count in found.messages.items())
-    print(f"{queue} is spread over {_shards(found.shards)}; messages: {held}")
-    if found.before:
-        print(
-            f"it was spread over {_shards(max(found.before))}: "
-            "messages there are pulled like the others, until those shards are empty"
+    print_text(f"{queue} is in {_shards(found.shards)}; messages: {held}")
+    if left := [shard for shard in found.before if shard not in found.shards]:
+        print_text(
+            f"it leaves {_shards(left)}: messages that are there are pulled from there, "
+            "and new ones go elsewhere"
         )
     return 0
 
 
-def _shards(count: int) -> str:
-    return "1 shard" if count == 1 else f"{count} shards"
+def _shards(numbers: Sequence[int]) -> str:
+    return f"shard{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
-def _shown(status: "ClusterStatus") -> str:
+def _shown(status: "ClusterStatus") -> Lines:
     nodes = [
         (
             each.node,
@@ -196,11 +265,21 @@ def _shown(status: "ClusterStatus") -> str:
         )
         for each in status.shards
     ]
-    shown = f"{table(_NODE_HEAD, nodes, left=7)}\n\n{table(_SHARD_HEAD, shards, left=2)}"
+    more: list[str] = []
+    if status.growth is not None:
+        more += ["", _growth(status.growth)]
+    for node in status.nodes:
+        if node.clock_ahead_ms:
+            apart = f"{abs(node.clock_ahead_ms) // 1_000} s"
+            direction = "ahead of" if node.clock_ahead_ms > 0 else "behind"
+            more.append(f"{node.node}: its clock is {apart} {direction} NATS, whose time it uses")
     for each in status.shards:
+        if each.stall:
+            more.append(f"shard {each.shard} keeps nothing: {each.stall}")
         if each.archive_error:
-            shown += f"\nshard {each.shard} is not archived: {each.archive_error}"
-    return shown
+            more.append(f"shard {each.shard} is not archived: {each.archive_error}")
+    tables = [table(_NODE_HEAD, nodes, left=7), "", table(_SHARD_HEAD, shards, left=2)]
+    return Lines("\n".join([*tables, *([joined(more)] if more else [])]))
 
 
 def _number(value: int | None) -> str:

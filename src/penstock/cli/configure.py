@@ -27,6 +27,10 @@ def run(session: Session, arguments: Namespace) -> int:
     """Changes the given settings and prints all of them."""
     settings = given_settings(arguments)
     settings |= {_UNSETTABLE[flag]: None for flag in arguments.unset}
-    info = session.queues(arguments).configure(arguments.queue, **settings)
+    if settings:
+        info = session.queues(arguments).configure(arguments.queue, **settings)
+    else:
+        with session.looking(arguments) as queues:
+            info = queues.describe(arguments.queue)
     print_info(session, arguments, info)
     return 0

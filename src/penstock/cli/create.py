@@ -18,7 +18,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Creates the queue and prints its settings."""
-    info = session.queues(arguments).create(arguments.queue, **given_settings(arguments))
+    info = session.queues(arguments, makes=True).create(
+        arguments.queue, **given_settings(arguments)
+    )
     print_info(session, arguments, info)
     return 0
 

@@ -1,5 +1,6 @@
 """`penstock history ID`: the events of one message that are still in the journal, oldest first."""
 
+import time
 from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime
 
@@ -7,6 +8,8 @@ import msgspec
 
 from penstock.cli.session import Session
 from penstock.cli.show import table
+from penstock.life import in_words, life
+from penstock.output import print_text
 from penstock.service import HistoryEvent
 
 _HEAD = ("at (UTC)", "event", "queue", "claim", "detail")
@@ -19,9 +22,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Prints the events."""
-    events = session.queues(arguments).history(arguments.id)
+    with session.looking(arguments) as queues:
+        events = queues.history(arguments.id)
     if not arguments.json:
-        print(table(_HEAD, [_row(event) for event in events], left=len(_HEAD)))
+        told = life(events, time.time_ns() // 1_000_000)
+        for sentence in told.sentences:
+            print_text(sentence)
+        print_text("")
+        print_text(table(_HEAD, [_row(event) for event in events], left=len(_HEAD)))
     else:
         for event in events:
             session.print_json(msgspec.structs.asdict(event))
@@ -31,4 +39,4 @@ def run(session: Session, arguments: Namespace) -> int:
 def _row(event: HistoryEvent) -> tuple[str, ...]:
     at = datetime.fromtimestamp(event.at_ms / 1_000, UTC).isoformat(" ", "milliseconds")
     epoch = "" if event.epoch is None else str(event.epoch)
-    return at.removesuffix("+00:00"), event.kind, event.queue, epoch, event.detail
+    return at.removesuffix("+00:00"), event.kind, event.queue, epoch, in_words(event)

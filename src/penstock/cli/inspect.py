@@ -41,7 +41,12 @@ _FIELDS_WITH_COLUMN: Final = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("path", metavar="PATH", help="a store, a journal or an archive")
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        nargs="?",
+        help="a store, a journal or an archive (default: the store of --url)",
+    )
     parser.add_argument("--archive", metavar="DIR", help="begin with the files archived there")
     parser.add_argument("--queue", metavar="NAME", help="only events of this queue (or #NUMBER)")
     parser.add_argument(
@@ -53,23 +58,40 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(session: Session, arguments: Namespace) -> int:
     """Prints the events; returns 6 if some of them are damaged."""
     with open_reader(session.path(arguments), arguments.archive) as reader:
-        printer = _EventPrinter(session, arguments, reader)
-        start: int | None = reader.first_offset if arguments.start is None else arguments.start
-        while True:
-            for entry in reader.entries(start):
-                printer.print_entry(entry)
-            printer.print_damage()
+        printer = EventPrinter(session, arguments, reader)
+        start = reader.first_offset if arguments.start is None else arguments.start
+        for _ in follow(reader, printer, start):
             if not arguments.follow:
-                return DAMAGED if reader.damage else 0
-            start = None
-            while reader.refresh() == reader.position:
-                time.sleep(_POLL_S)
+                break
+        return DAMAGED if reader.damage else 0
 
 
-class _EventPrinter:
+def follow(reader: JournalReader, printer: "EventPrinter", start: int) -> Iterator[None]:
+    """Prints the events from an offset on; yields each time when all that there are are printed."""
+    offset: int | None = start
+    while True:
+        for entry in reader.entries(offset):
+            printer.print_entry(entry)
+        printer.print_damage()
+        yield
+        offset = None
+        while reader.refresh() == reader.position:
+            time.sleep(_POLL_S)
+
+
+class EventPrinter:
     """Prints events with the names of their queues, also of queues that were deleted."""
 
-    def __init__(self, session: Session, arguments: Namespace, reader: JournalReader) -> None:
+    def __init__(
+        self,
+        session: Session,
+        arguments: Namespace,
+        reader: JournalReader,
+        *,
+        with_places: bool = True,
+    ) -> None:
+        """`with_places`: each line begins with the place of its event in the journal."""
+        self._with_places = with_places
         self._session = session
         self._arguments = arguments
         self._reader = reader
@@ -92,12 +114,16 @@ class _EventPrinter:
         journaled = self._reader.decoded(entry)
         self.print_damage()
         for each in journaled:
-            if isinstance(each.event, QueueCreated | QueueStated):
-                self._names[each.event.queue] = each.event.name
+            self.note_name(each.event)
             if self._arguments.queue in (None, *self._names_of(each.event)):
                 self._session.print_result(
                     self._arguments, self._as_json(each), self._as_text(each)
                 )
+
+    def note_name(self, event: AnyEvent) -> None:
+        """Takes the name of a queue from the event that made it."""
+        if isinstance(event, QueueCreated | QueueStated):
+            self._names[event.queue] = event.name
 
     def print_damage(self) -> None:
         """Prints the damage found since the last call."""
@@ -157,8 +183,9 @@ class _EventPrinter:
     def _as_text(self, journaled: JournaledEvent) -> str:
         event = journaled.event
         at = datetime.fromtimestamp(event.at_ms / 1_000, UTC).isoformat(" ", "milliseconds")
+        place = f"{journaled.offset:>12}  {journaled.entry_id:>8}  " if self._with_places else ""
         words = [
-            f"{journaled.offset:>12}  {journaled.entry_id:>8}  {at.removesuffix('+00:00')}",
+            f"{place}{at.removesuffix('+00:00')}",
             f"{type(event).__name__:<15}",
             self._name(event.queue),
         ]

@@ -14,8 +14,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Prints the names."""
-    for name in every_name(session.queues(arguments), arguments.prefix):
-        session.print_result(arguments, {"queue": name}, name)
+    with session.looking(arguments) as queues:
+        for name in every_name(queues, arguments.prefix):
+            session.print_result(arguments, {"queue": name}, name)
     return 0
 
 

@@ -8,11 +8,12 @@ requests, and an error in answering one is printed as a line without a traceback
 """
 
 import socket
-import sys
 import threading
 import time
 from socketserver import BaseRequestHandler, TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Final
+
+from penstock.output import report
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -92,7 +93,7 @@ class _PageServer(ThreadingMixIn, TCPServer):
         except OSError:
             return
         except Exception as error:
-            print(f"penstock: metrics: {type(error).__name__} in answering", file=sys.stderr)
+            report(f"metrics: {type(error).__name__} in answering")
 
     def _answer(self, head: bytes) -> bytes:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest

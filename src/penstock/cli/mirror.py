@@ -7,7 +7,6 @@ they are claimed, and deletes them. Events that it has not repeated yet stay in 
 
 import os
 import signal
-import sys
 import threading
 import time
 from argparse import ArgumentParser, Namespace
@@ -21,10 +20,11 @@ from penstock.backends.mirror.service import (
     check_mirror,
 )
 from penstock.backends.mirror.state import check_primary, check_start, read_state, target_of
-from penstock.cli.session import Session, UsageError
+from penstock.cli.session import Session, UsageError, check_exists
 from penstock.cli.values import read_duration, show_size
 from penstock.journal.store import open_reader
-from penstock.url import BackendUrl, load_backend, read_url
+from penstock.output import flush, report
+from penstock.url import BackendUrl, load_backend, read_url, store_url
 
 _NICE: Final = 19
 
@@ -32,7 +32,10 @@ _NICE: Final = 19
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument(
-        "--from", dest="primary", required=True, metavar="file:PATH", help="the store to mirror"
+        "--from",
+        dest="primary",
+        metavar="PATH",
+        help="the store to mirror (default: the store of --url)",
     )
     parser.add_argument(
         "--to", metavar="URL", help="the service to mirror to, such as amqp://localhost"
@@ -56,13 +59,19 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Mirrors until stopped."""
+    if arguments.primary is None:
+        arguments.primary = session.url(arguments)
+    else:
+        session.refuse_option(arguments, "url", "there is --from, too; give one of them")
+        arguments.primary = store_url(arguments.primary)
     check_primary(arguments.primary)
     primary = read_url(arguments.primary)
+    if arguments.to is None and not arguments.status:
+        raise UsageError("give --to URL, the service to mirror to (see penstock mirror --help)")
+    check_exists(arguments.primary)
     if arguments.status:
         return _show_status(session, arguments, primary.path)
-    if arguments.to is None:
-        raise UsageError("give --to URL, the service to mirror to (see penstock mirror --help)")
-    mirror = read_url(arguments.to)
+    mirror = read_url(store_url(arguments.to))
     check_mirror(primary, mirror)
     check_start(primary.path, arguments.name, target_of(mirror), has_moved=arguments.moved)
     if arguments.once:
@@ -112,7 +121,7 @@ class _WaitingLine:
         now_s = time.monotonic()
         if error is not None and now_s >= self._next_s:
             self._next_s = now_s + self._every_s
-            print(f"penstock: waiting: {error}", file=sys.stderr, flush=True)
+            report(f"waiting: {error}")
 
 
 def _run_until_stopped(session: Session, arguments: Namespace, thread: MirrorThread) -> int:
@@ -151,7 +160,7 @@ def _show(session: Session, arguments: Namespace, progress: MirrorProgress) -> N
     if progress.error is not None:
         text += f"; {progress.error}"
     session.print_result(arguments, figures, text)
-    sys.stdout.flush()
+    flush()
 
 
 def _show_status(session: Session, arguments: Namespace, path: str) -> int:
@@ -161,7 +170,7 @@ def _show_status(session: Session, arguments: Namespace, path: str) -> int:
     state = read_state(Path(path), arguments.name)
     if state is None:
         text = f"{path}: no mirror with the name {arguments.name!r} was started"
-        print(f"penstock: {text}", file=sys.stderr)
+        report(text)
         return 1
     behind_bytes = max(0, durable - state.position)
     figures = {

@@ -13,6 +13,8 @@ from typing import Final
 _SHARED: Final = {"--url": True, "--json": False}
 _ENDING: Final = ("--help", "-h", "--version")
 _WORD_CHARS_MAX: Final = 100
+# How the URL of a store begins.
+_SCHEME: Final = r"[a-z]+:"
 
 
 def find_mistake(words: Sequence[str], commands: Collection[str]) -> str | None:
@@ -56,7 +58,7 @@ def _of_command(word: str, rest: Sequence[str], commands: Collection[str]) -> st
     if near := _nearest(word, commands, 0.8):
         return f"{start}; did you mean {near}?"
     command = next((word for word in rest if word in commands), None)
-    if re.match(r"[a-z]+:", word):
+    if re.match(_SCHEME, word):
         return f"{start}: to name a store, write penstock --url {_shown(word)} COMMAND"
     if command is not None:
         return f"{start}: the command comes first, as in penstock {command} {_shown(word)}"
@@ -67,10 +69,29 @@ def describe_surplus(words: Sequence[str], help_text: str) -> str:
     """The error for words that the command with this help does not take."""
     word = next((word for word in words if word.startswith("-")), words[0])
     if not word.startswith("-"):
+        if re.match(_SCHEME, word):
+            return f"{_shown(word)}: to name a store, write --url {_shown(word)}"
         return f"{_shown(word)} is one word too many; put a text of several words in quotes"
     name = word.partition("=")[0]
     near = _nearest(name, set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", help_text)))
     return f"unknown option {_shown(name)}" + (f"; did you mean {near}?" if near else "")
+
+
+def describe_choice(word: str, choices: Iterable[str]) -> str:
+    """The error for a word that is none of an argument's choices."""
+    known = list(choices)
+    near = _nearest(word, known)
+    return f"{_shown(word)} is none of {', '.join(known)}" + (
+        f"; did you mean {near}?" if near else ""
+    )
+
+
+def similar_queues(asked: Iterable[object], names: Collection[str]) -> str:
+    """What to add to the error of a command that named a queue that does not exist."""
+    # A field may hold something else, such as the number of a shard.
+    texts = [each for each in asked if isinstance(each, str)]
+    near = {_nearest(each, names) for each in texts if each not in names} - {None}
+    return f"; did you mean {' or '.join(sorted(map(str, near)))}?" if near else ""
 
 
 def _nearest(word: str, known: Iterable[str], likeness: float = 0.7) -> str | None:

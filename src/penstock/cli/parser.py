@@ -9,6 +9,7 @@ import sys
 from argparse import (
     SUPPRESS,
     Action,
+    ArgumentError,
     ArgumentParser,
     Namespace,
     RawDescriptionHelpFormatter,
@@ -19,37 +20,52 @@ from importlib import import_module
 from typing import Any, Final, NoReturn, Protocol, cast
 
 from penstock import __version__
-from penstock.cli.mistakes import describe_surplus, find_mistake
+from penstock.cli.mistakes import describe_choice, describe_surplus, find_mistake
 from penstock.cli.session import Session, UsageError
 from penstock.settings import URL_VARIABLE
 
 COMMANDS: Final = {
     "serve": "run an Amazon SQS endpoint on this machine",
+    "demo": "run a server under load, kill it, and see that nothing is lost",
     "create": "create a queue",
     "configure": "change a queue's settings, or show them",
+    "pause": "pause the delivery of a queue: pulls get nothing",
+    "resume": "resume the delivery of a queue",
     "remove": "delete a queue with all its messages",
     "list": "list the names of the queues",
-    "push": "add a message",
+    "push": "add a message, or those of a file",
     "pull": "claim messages",
     "extend": "hold a claim for longer",
     "release": "end a claim: the message becomes visible again",
     "delete": "delete a claimed message",
     "peek": "show messages without claiming them",
+    "export": "print every message as a line of JSON, without claiming any",
     "stats": "show the depth of queues",
+    "top": "show every queue live in this terminal",
+    "tail": "show what happens in a queue, as it happens",
     "purge": "remove every message of a queue",
     "redrive": "move dead letters back to their source queues",
-    "history": "show what happened to a message",
+    "why": "say what happened to a message, and who held it",
+    "history": "show the events of a message",
     "daemon": "show, stop or run the process that serves a data directory",
     "cluster": "start a cluster on this machine; show one, move its shards",
     "inspect": "show the events of a store's journal",
     "check": "verify all of a store",
+    "backup": "copy a store while it is used",
+    "restore": "make a store of a backup",
     "readers": "show the readers of a store's journal, or remove one",
     "mirror": "repeat every change to a store's queues in another service",
+    "capture": "write what happened in a queue to a file, for a test",
+    "lambda": "invoke a function with the messages of a queue, as AWS Lambda does",
     "worker": "run the tasks of an app",
     "tasks": "list, retry, cancel and inspect the tasks of an app",
     "pipeline": "derive tables from journals with Spark; audit, report and replay",
+    "completion": "print the script by which a shell completes these commands",
     "shell": "run commands from stdin in one process, one for each line",
 }
+
+# Names that no module can have.
+_MODULES: Final = {"lambda": "event_source"}
 
 EXIT_CODES: Final = """\
 exit status:
@@ -84,7 +100,7 @@ class CliCommand(Protocol):
 
 def command_named(name: str) -> CliCommand:
     """The module of a command."""
-    return cast(CliCommand, import_module(f"penstock.cli.{name}"))
+    return cast(CliCommand, import_module(f"penstock.cli.{_MODULES.get(name, name)}"))
 
 
 class _Formatter(RawDescriptionHelpFormatter):
@@ -106,17 +122,25 @@ class Parser(ArgumentParser):
         self._unloaded_command = command
         self._actions_of_command: _SubParsersAction[Any] | None = None
 
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
-    ) -> tuple[Namespace, list[str]]:
+    def load(self) -> None:
+        """Imports the module of the command and adds its arguments, once."""
         if self._unloaded_command is not None:
             command, self._unloaded_command = command_named(self._unloaded_command), None
             command.add_arguments(self)
             _add_shared_options(self, SUPPRESS)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        self.load()
         found, surplus = super().parse_known_args(args, namespace)
         if surplus:
             self.error(describe_surplus(surplus, self.format_help()))
         return found, surplus
+
+    def _check_value(self, action: Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise ArgumentError(action, describe_choice(str(value), map(str, action.choices)))
 
     def add_subparsers(self, **options: Any) -> "_SubParsersAction[Any]":
         self._actions_of_command = super().add_subparsers(**options)
@@ -182,4 +206,7 @@ def add_action(
     added: ArgumentParser = actions.add_parser(
         name, help=summary, description=description, **options
     )
+    if "command" not in options:
+        # A command gets them with its own arguments, when it is used.
+        _add_shared_options(added, SUPPRESS)
     return added

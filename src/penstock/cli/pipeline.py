@@ -3,7 +3,7 @@
 An action is one module of `cli.lake` that is a `CliCommand`, and one line in `ACTIONS`.
 """
 
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from importlib import import_module
 from typing import Final, cast
 
@@ -19,6 +19,7 @@ ACTIONS: Final = {
     "sql": "run any Spark SQL over the lake's tables, with all rights of your user",
     "shell": "run SQL queries over the lake's tables, one after another",
     "replay": "send messages of the lake to a queue, each of them once",
+    "warm": "keep a Spark session, so that other commands on a lake start at once",
     "forget": "remove the content of single messages from the lake",
     "compact": "join small files, remove unused ones",
 }
@@ -30,11 +31,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     for name, summary in ACTIONS.items():
         action = add_action(actions, name, summary)
         _action(name).add_arguments(action)
-        action.add_argument("--json", action="store_true", default=SUPPRESS, help=SUPPRESS)
 
 
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises UsageError and the errors of the lake and the journals."""
+    if arguments.action not in ("audit", "replay"):
+        session.refuse_option(
+            arguments, "url", "the pipeline reads files: give --journal PATH or --lake PATH"
+        )
     require_packages()
     return _action(arguments.action).run(session, arguments)
 

@@ -1,11 +1,13 @@
-"""`penstock push QUEUE BODY`: add a message, or with --lines one for each line of stdin."""
+"""`penstock push QUEUE BODY`: add a message, or one for each line of stdin or of a file."""
 
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
+from penstock.cli.push_from import push_from
 from penstock.cli.session import Session, UsageError, read_body_file
+from penstock.cli.show import reply_as_json
 from penstock.cli.values import read_count, read_duration, read_pair
 from penstock.client import Queues, make_push
 from penstock.errors import MessageTooLarge, PenstockError
@@ -16,7 +18,7 @@ _READ_BYTES: Final = 256 * 1024
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument("queue", metavar="QUEUE", nargs="?")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "source", metavar="BODY", nargs="?", help="the body; - reads stdin, @FILE reads a file"
@@ -24,6 +26,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     source.add_argument("--body", metavar="TEXT", help="the body as it is: - and @ are not special")
     source.add_argument(
         "--lines", action="store_true", help="push each line of stdin as a message of its own"
+    )
+    source.add_argument(
+        "--from",
+        dest="file",
+        metavar="FILE",
+        help="push the messages that pull, peek or export have printed with --json (- is stdin): "
+        "to QUEUE, or without it each to the queue that its line names",
     )
     parser.add_argument(
         "--delay", type=read_duration, metavar="DURATION", help="hide the message for this time"
@@ -59,7 +68,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(session: Session, arguments: Namespace) -> int:
-    """Pushes, and prints the id of each message."""
+    """Pushes, and prints the id of each message. Raises UsageError and the store's errors."""
+    if arguments.file is not None:
+        return push_from(session, arguments)
+    if arguments.queue is None:
+        raise UsageError("the queue is missing: penstock push QUEUE BODY")
     options: dict[str, Any] = {
         "delay": arguments.delay,
         "priority": arguments.priority,
@@ -90,15 +103,8 @@ def _body(session: Session, arguments: Namespace) -> bytes:
 
 
 def _print_reply(session: Session, arguments: Namespace, reply: PushReply) -> None:
-    result = {
-        "queue": arguments.queue,
-        "id": reply.id,
-        "sequence": reply.sequence,
-        "duplicate": reply.duplicate,
-    }
-    session.print_result(
-        arguments, result, f"{reply.id} (duplicate)" if reply.duplicate else reply.id
-    )
+    text = f"{reply.id} (duplicate)" if reply.duplicate else reply.id
+    session.print_result(arguments, reply_as_json(arguments.queue, reply), text)
 
 
 def _push_lines(session: Session, arguments: Namespace, options: dict[str, Any]) -> int:

@@ -63,6 +63,7 @@ SETTINGS: Final = (
     Setting("fifo", "fifo", "switch", "strict order in each group; set at creation only"),
     Setting("dedup_by_content", "dedup_by_content", "switch", "equal bodies are duplicates"),
     Setting("dedup_per_group", "dedup_per_group", "switch", "dedup ids count within a group"),
+    Setting("paused", "paused", "switch", "pulls get nothing; everything else goes on"),
     Setting("annotations", "annotations", "pairs", "text stored with the queue, not interpreted"),
 )
 _READERS: Final[dict[Kind, tuple[Callable[[str], Any], str]]] = {

@@ -1,6 +1,7 @@
 """`penstock readers PATH`: the named readers of a store's journal, and how far each has read.
 
-Files that a reader has not read are never dropped: remove readers that are no longer used.
+Files that a reader has not read are never dropped: remove readers that are no longer used. One is
+marked as abandoned if it has not moved for two days, and 16 MiB or more are kept for it.
 """
 
 import time
@@ -12,15 +13,21 @@ import msgspec
 from penstock.cli.session import Session
 from penstock.cli.show import table
 from penstock.cli.values import show_age, show_size
-from penstock.journal import readers
+from penstock.journal import reader_positions
 from penstock.journal.store import open_reader
+from penstock.output import print_text
 
-_HEAD = ("reader", "floor", "behind", "moved")
+_HEAD = ("reader", "floor", "behind", "moved", "")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("path", metavar="PATH", help="a store")
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        nargs="?",
+        help="a store (default: the store of --url)",
+    )
     parser.add_argument(
         "--forget", metavar="NAME", help="remove this reader: what it has not read may be dropped"
     )
@@ -31,23 +38,34 @@ def run(session: Session, arguments: Namespace) -> int:
     with open_reader(session.path(arguments)) as reader:
         store = Path(reader.path).parent
         if arguments.forget is not None:
-            return 0 if readers.forget(store, arguments.forget) else 1
+            return 0 if reader_positions.forget(store, arguments.forget) else 1
         durable = reader.durable_offset
-    registered = readers.registered(store)
+    registered = reader_positions.registered(store)
+    now_ms = time.time_ns() // 1_000_000
     if arguments.json:
         for each in registered:
-            behind = {"behind_bytes": max(0, durable - each.floor_offset)}
-            session.print_json(msgspec.structs.asdict(each) | behind)
+            found = {
+                "behind_bytes": each.behind_bytes(durable),
+                "abandoned": each.is_abandoned(durable, now_ms),
+            }
+            session.print_json(msgspec.structs.asdict(each) | found)
     elif registered:
-        now_ms = time.time_ns() // 1_000_000
         rows = [
             (
                 each.name,
                 str(each.floor_offset),
-                show_size(max(0, durable - each.floor_offset)),
+                show_size(each.behind_bytes(durable)),
                 show_age(max(0, now_ms - each.moved_at_ms)),
+                "abandoned?" if each.is_abandoned(durable, now_ms) else "",
             )
             for each in registered
         ]
-        print(table(_HEAD, rows))
+        print_text(table(_HEAD, rows))
+        abandoned = [each for each in registered if each.is_abandoned(durable, now_ms)]
+        for each in abandoned:
+            kept = show_size(each.behind_bytes(durable))
+            print_text(
+                f"{each.name}: {kept} of the journal are kept for it; if it is not used any more: "
+                f"penstock readers {store} --forget {each.name}"
+            )
     return 0

@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 
 from penstock.cli.session import Session
+from penstock.errors import QueueNotFound
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -18,6 +19,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(session: Session, arguments: Namespace) -> int:
     """Removes the queue."""
     queue = arguments.queue
-    session.queues(arguments).remove(queue, force=arguments.force)
+    try:
+        session.queues(arguments).remove(queue, force=arguments.force)
+    except QueueNotFound:
+        raise QueueNotFound(f"queue: there is no queue {queue!r}") from None
     session.print_result(arguments, {"queue": queue, "removed": True}, f"removed {queue}")
     return 0

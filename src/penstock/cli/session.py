@@ -8,20 +8,24 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from penstock import Queues, connect
+from penstock import InvalidField, Queues, connect
+from penstock.errors import StoreUnusable
+from penstock.output import print_json, print_text
 from penstock.settings import URL_VARIABLE, url_in
-from penstock.url import read_url, without_password
+from penstock.url import is_address, read_url, store_url, without_password
 
 NO_URL: Final = (
-    f"no store was given: give --url URL or set {URL_VARIABLE} "
+    f"no store was given: give --url with a path or a URL, or set {URL_VARIABLE} "
     "(memory: lasts only as long as the process: try it with penstock shell --url memory:)"
 )
+NO_STORE: Final = "url: no store at {}; penstock create makes one"
 
 
 class UsageError(Exception):
@@ -38,47 +42,105 @@ class Session:
         self.shell_url: str | None = None
         self.in_shell = False
 
-    def queues(self, arguments: Namespace) -> Queues:
-        """The store that the command names. Raises UsageError and the errors of the backend."""
-        url = self.url(arguments)
+    def queues(self, arguments: Namespace, *, makes: bool = False) -> Queues:
+        """The store that the command names; with `makes` it is made if there is none.
+
+        Raises UsageError and the errors of the backend.
+        """
+        return self._queues_at(self.url(arguments), makes=makes)
+
+    def _queues_at(self, url: str, *, makes: bool = False) -> Queues:
         if url not in self._stores:
+            if not makes:
+                check_exists(url)
             self._stores[url] = self._open_store(url)
         return self._stores[url]
+
+    def looking(self, arguments: Namespace) -> AbstractContextManager[Queues]:
+        """The store for a command that only looks: no daemon is started.
+
+        Raises what `queues` raises.
+        """
+        return self.looking_at(self.url(arguments))
+
+    @contextmanager
+    def looking_at(self, url: str) -> Iterator[Queues]:
+        """The same for the store of a URL."""
+        found = read_url(url)
+        if url in self._stores or found.scheme != "file" or found.is_in_this_process:
+            yield self._queues_at(url)
+            return
+        check_exists(url)
+        # Imported here: a store elsewhere needs none of it.
+        from penstock.backends.engine.open import look_at
+
+        with look_at(found) as service:
+            yield Queues(service)
 
     def url(self, arguments: Namespace) -> str:
         """The URL of the store that the command names. Raises UsageError or InvalidField."""
         url: str | None = arguments.url or self.shell_url or url_in(os.environ)
         if not url:
             raise UsageError(NO_URL)
+        return store_url(url)
+
+    def live_url(self, arguments: Namespace) -> str:
+        """The URL of what `top` and `tail` look at: a store, or the http(s) URL of a server.
+
+        Raises UsageError or InvalidField.
+        """
+        url = self.url(arguments)
+        if is_address(url):
+            return f"http://{url}"
+        if not url.startswith(("http:", "https:")):
+            check_exists(url)
+            if read_url(url).is_in_this_process:
+                raise UsageError(
+                    f"--url {without_password(url)}: is opened for one process alone, in which "
+                    "nothing happens; give a store that others use, or http://HOST:PORT of a server"
+                )
         return url
 
-    def path(self, arguments: Namespace) -> str:
-        """The directory that the command's PATH names, a path or a `file:` URL.
+    def path(self, arguments: Namespace, *, must_exist: bool = True) -> str:
+        """The directory that a command of a store's files is about: its PATH, or a `file:` URL.
 
-        Raises UsageError if the command has --url, too, or InvalidField.
+        Raises UsageError, or InvalidField, also if it is missing or empty and must exist.
         """
-        if arguments.url is not None:
+        if arguments.path is not None and arguments.url is not None:
             raise UsageError(
-                f"--url {without_password(arguments.url)}: this command has a PATH instead; give "
-                "the directory or its file: URL there"
+                f"--url {without_password(arguments.url)}: there is a PATH, too; give one of them"
             )
-        given: str = arguments.path
-        return read_url(given).path if given.startswith("file:") else given
+        url = self.url(arguments) if arguments.path is None else store_url(arguments.path)
+        found = read_url(url)
+        if found.directory is None:
+            raise UsageError(
+                f"{found.shown} has no files here: this command is for the directory of a store; "
+                "give PATH or file:PATH"
+            )
+        if must_exist:
+            check_files(found.directory)
+        return found.directory
+
+    def refuse_option(self, arguments: Namespace, option: str, why: str) -> None:
+        """Raises UsageError if a command was given an option that would have no effect."""
+        if getattr(arguments, option, None):
+            raise UsageError(f"--{option}: {why}")
 
     def print_result(self, arguments: Namespace, result: dict[str, Any], text: str) -> None:
         """Prints one result: as a line of JSON with --json, else as the text."""
         if arguments.json:
             self.print_json(result)
         else:
-            print(text)
+            print_text(text)
 
     def print_json(self, result: dict[str, Any]) -> None:
         """Prints one result as a line of JSON."""
         try:
-            print(msgspec.json.encode(result).decode())
+            text = msgspec.json.encode(result).decode()
         except UnicodeEncodeError:
             # A path with bytes that are not UTF-8: they become the escapes of lone surrogates.
-            print(json.dumps(msgspec.to_builtins(result), separators=(",", ":")))
+            text = json.dumps(msgspec.to_builtins(result), separators=(",", ":"))
+        print_json(text)
 
     def stdin(self) -> BinaryIO:
         """The bytes of stdin. Raises UsageError if a body cannot be read from it."""
@@ -98,6 +160,31 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_files(directory: str) -> None:
+    """Raises InvalidField if there is nothing at the path, or StoreUnusable.
+
+    What is there need not be a store: it may be an archive, or a stream of another kind.
+    """
+    path = Path(directory)
+    try:
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            raise InvalidField(NO_STORE.format(directory))
+    except OSError as error:
+        raise StoreUnusable(f"{directory}: cannot be used: {error.strerror}") from None
+
+
+def check_exists(url: str) -> None:
+    """Raises InvalidField if the URL names a directory without a store, or StoreUnusable."""
+    directory = read_url(url).directory
+    if directory is None:
+        return
+    # Imported here: other stores need none of it.
+    from penstock.journal.store import check_format
+
+    if not check_format(Path(directory)):
+        raise InvalidField(NO_STORE.format(directory))
 
 
 def read_body_file(path: str) -> bytes:

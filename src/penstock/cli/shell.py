@@ -14,6 +14,7 @@ from penstock.cli import print_error, run_command, status_of
 from penstock.cli.parser import make_parser
 from penstock.cli.session import Session, UsageError
 from penstock.errors import PenstockError
+from penstock.output import flush, print_text
 
 _EXIT_COMMANDS = (["exit"], ["quit"])
 
@@ -51,8 +52,7 @@ def _run_words(session: Session, words: list[str], in_json: bool) -> int:
         make_parser().print_help()
         return 0
     status = run_command(session, ["--json", *words] if in_json else words)
-    if sys.stdout is not None:
-        sys.stdout.flush()
+    flush()
     return status
 
 
@@ -73,5 +73,5 @@ def _lines(at_terminal: bool) -> Iterator[str]:
         try:
             yield input("penstock> ")
         except EOFError:
-            print()
+            print_text("")
             return

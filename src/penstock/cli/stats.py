@@ -12,8 +12,9 @@ from penstock.cli.show import table
 from penstock.cli.values import show_age, show_size
 from penstock.client import Queues
 from penstock.errors import QueueNotFound
-from penstock.journal import readers
+from penstock.journal import reader_positions
 from penstock.journal.store import open_reader
+from penstock.output import print_text
 from penstock.service import QueueStats
 from penstock.url import read_url
 
@@ -27,16 +28,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Prints a table, or one JSON object for each queue."""
-    queues = session.queues(arguments)
-    if arguments.queue:
-        found = [queues.stats(name) for name in arguments.queue]
-    else:
-        found = list(_stats_of_all(queues))
+    with session.looking(arguments) as queues:
+        if arguments.queue:
+            found = [queues.stats(name) for name in arguments.queue]
+        else:
+            found = list(_stats_of_all(queues))
     if not arguments.json:
-        print(table(_HEAD, [_row(stats) for stats in found]))
+        print_text(table(_HEAD, [_row(stats) for stats in found]))
         if not arguments.queue:
             for line in _readers_behind(session.url(arguments)):
-                print(line)
+                print_text(line)
     else:
         for stats in found:
             session.print_json({**msgspec.structs.asdict(stats), "messages": stats.messages})
@@ -58,18 +59,17 @@ def _readers_behind(text: str) -> Iterator[str]:
         return
     with open_reader(directory) as reader:
         durable = reader.durable_offset
-    for each in readers.registered(Path(directory)):
-        behind_bytes = max(0, durable - each.floor_offset)
-        yield f"reader {each.name}: {show_size(behind_bytes)} behind"
+    for each in reader_positions.registered(Path(directory)):
+        yield f"reader {each.name}: {show_size(each.behind_bytes(durable))} behind"
 
 
 def _row(stats: QueueStats) -> tuple[str, ...]:
     return (
-        stats.queue,
+        f"{stats.queue} (paused)" if stats.paused else stats.queue,
         f"{stats.visible:,}",
         f"{stats.delayed:,}",
         f"{stats.in_flight:,}",
-        show_size(stats.stored_bytes),
+        "-" if stats.stored_bytes is None else show_size(stats.stored_bytes),
         "-" if stats.oldest_age_ms is None else show_age(stats.oldest_age_ms),
         f"{stats.waiting_pulls:,}",
     )

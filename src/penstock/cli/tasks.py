@@ -1,7 +1,6 @@
 """`penstock tasks list|failed|retry|cancel|inspect MODULE:APP`: manage the tasks of an app."""
 
-import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -9,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.cli.parser import add_action
-from penstock.cli.session import Session, UsageError
-from penstock.cli.show import labelled, printable, table
+from penstock.cli.session import Session, UsageError, check_exists
+from penstock.cli.show import labelled, table
 from penstock.cli.values import show_duration
 from penstock.cli.worker import add_app, use_url
-from penstock.errors import QueueNotFound
-from penstock.service import QueueStats, Stats, check_name
+from penstock.errors import MessageNotFound, QueueNotFound, UnsupportedOperation
+from penstock.life import life
+from penstock.output import print_text, report
+from penstock.service import History, QueueStats, Stats, check_name
 
 if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
@@ -29,6 +30,7 @@ _ACTIONS: Final = {
     "cancel": "cancel tasks: workers drop them, or end them while they run",
     "inspect": "show one task: its arguments, attempts, result and traceback",
 }
+_LOOKING: Final = ("list", "failed", "inspect")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -44,8 +46,6 @@ def add_arguments(parser: ArgumentParser) -> None:
             action.add_argument("--all", action="store_true", help="every failed task")
         elif name in ("cancel", "inspect"):
             action.add_argument("id", metavar="ID", nargs="+" if name == "cancel" else None)
-        action.add_argument("--json", action="store_true", default=SUPPRESS, help=SUPPRESS)
-        action.add_argument("--url", default=SUPPRESS, help=SUPPRESS)
 
 
 def run(session: Session, arguments: Namespace) -> int:
@@ -62,6 +62,10 @@ def run(session: Session, arguments: Namespace) -> int:
         "cancel": _cancel,
         "inspect": _inspect,
     }[arguments.action]
+    if arguments.action in _LOOKING:
+        with session.looking_at(app.url) as queues, app.using(queues.service):
+            return action(session, arguments, app)
+    check_exists(app.url)
     try:
         return action(session, arguments, app)
     finally:
@@ -105,17 +109,17 @@ def _list(session: Session, arguments: Namespace, app: "TaskApp") -> int:
             )
         return 0
     rows = [_task_row(task) for task in app.tasks.values()]
-    print(table(("task", "queue", "options"), rows, left=3))
-    print()
+    print_text(table(("task", "queue", "options"), rows, left=3))
+    print_text("")
     head = ("queue", "waiting", "delayed", "running", "failed")
-    print(table(head, [_queue_row(stats[name], failed[name]) for name in app.queues]))
+    print_text(table(head, [_queue_row(stats[name], failed[name]) for name in app.queues]))
     if app.schedules:
         shown = [
             (each.name, each.call.task.name, each.shown, _instant(due[each.name]))
             for each in app.schedules.values()
         ]
-        print()
-        print(table(("schedule", "task", "when", "next"), shown, left=4))
+        print_text("")
+        print_text(table(("schedule", "task", "when", "next"), shown, left=4))
     return 0
 
 
@@ -158,13 +162,12 @@ def _failed(session: Session, arguments: Namespace, app: "TaskApp") -> int:
             session.print_json(_as_json(task))
     elif found:
         rows = [
-            (task.id, _name(task), task.queue, _when(task), printable(_error(task)[:100]))
-            for task in found
+            (task.id, _name(task), task.queue, _when(task), _error(task)[:100]) for task in found
         ]
-        print(table(("id", "task", "queue", "failed", "error"), rows, left=5))
+        print_text(table(("id", "task", "queue", "failed", "error"), rows, left=5))
     else:
         queues = ", ".join(_queues(arguments, app))
-        print(f"penstock: no task of {queues} has failed for the last time", file=sys.stderr)
+        report(f"no task of {queues} has failed for the last time")
     return 0 if found else NOTHING
 
 
@@ -202,13 +205,25 @@ def _inspect(session: Session, arguments: Namespace, app: "TaskApp") -> int:
     if task is None:
         queues = ", ".join(_queues(arguments, app))
         text = f"no task in {queues} has the id {arguments.id}, and no result is kept for it"
-        print(f"penstock: {printable(text)}", file=sys.stderr)
+        report(text)
         return NOTHING
+    told = _life_of(app, task)
     if arguments.json:
-        session.print_json(_as_json(task))
+        session.print_json({**_as_json(task), "life": told})
     else:
-        print(labelled(_as_rows(task)))
+        print_text(labelled([*_as_rows(task), *(("life", sentence) for sentence in told)]))
     return 0
+
+
+def _life_of(app: "TaskApp", task: "FoundTask") -> list[str]:
+    """What happened to the task's message, if this store has a history of it."""
+    if task.message is None:
+        return []
+    try:
+        events = app.service.execute(History(task.message.id))
+    except (UnsupportedOperation, MessageNotFound):
+        return []
+    return life(events, app.now_ms()).sentences
 
 
 def _as_rows(task: "FoundTask") -> list[tuple[str, str]]:
@@ -218,15 +233,15 @@ def _as_rows(task: "FoundTask") -> list[tuple[str, str]]:
     if task.message is not None:
         rows.append(("pushed", _instant(task.message.pushed_at_ms)))
     if task.envelope is not None:
-        rows.append(("arguments", printable(bytes(task.envelope.args).decode(errors="replace"))))
+        rows.append(("arguments", bytes(task.envelope.args).decode(errors="replace")))
         rows.append(("failures", str(task.envelope.failures)))
     if task.result is not None and task.result.failure is None:
-        rows.append(("result", printable(bytes(task.result.value).decode(errors="replace"))))
+        rows.append(("result", bytes(task.result.value).decode(errors="replace")))
     if _error(task):
-        rows.append(("error", printable(_error(task))))
+        rows.append(("error", _error(task)))
     text = _traceback(task)
     if text:
-        rows.append(("traceback", printable(text.rstrip())))
+        rows.append(("traceback", text.rstrip()))
     return rows
 
 

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Final, TypeVar
 
+from penstock.clock import duration_ms
+from penstock.errors import InvalidField
 from penstock.service import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
-_DURATION: Final = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)?", re.ASCII)
 _UNITS_MS: Final = {"d": DAY_MS, "h": HOUR_MS, "m": MINUTE_MS, "s": SECOND_MS, "ms": 1}
 _SIZE: Final = re.compile(r"(-?[0-9]+)(B|KiB|MiB|GiB)?", re.ASCII)
 _UNITS_BYTES: Final = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024, "B": 1}
@@ -23,11 +24,10 @@ N = TypeVar("N", int, float)
 
 def read_duration(text: str) -> float:
     """Seconds, from `30`, `1.5`, `30s`, `5m`, `2h` or `4d`."""
-    found = _DURATION.fullmatch(text) if len(text) <= _CHARS_MAX else None
-    if found is None:
-        raise ArgumentTypeError(f"{_short(text)} is not a duration; use 30, 1.5, 30s, 5m, 2h or 4d")
-    number, unit = found.groups()
-    return float(number) * _UNITS_MS[unit or "s"] / SECOND_MS
+    try:
+        return duration_ms(text) / SECOND_MS
+    except InvalidField as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def read_size(text: str) -> int:

@@ -7,18 +7,25 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import get_terminal_size
+from threading import Timer
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.session import Session, UsageError
 from penstock.cli.values import read_count, read_duration
-from penstock.errors import AddressInUse
+from penstock.errors import AddressInUse, BackendLost
+from penstock.output import overwrite_line, printable, report
 from penstock.service import check_number
-from penstock.url import without_password
+from penstock.url import store_url, without_password
 
 if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
+    from penstock.tasks.worker.options import WorkerOptions
     from penstock.tasks.worker.supervisor import Supervisor
 
+_RETRY_S_MAX: Final = 2.0
+# How long a store that does not answer at the start is waited for without a word.
+_SILENT_S: Final = 3.0
+_SLOW: Final = "does not answer yet; waiting, stop it with Ctrl-C"
 _METRICS_HOST: Final = "127.0.0.1"
 
 
@@ -81,6 +88,7 @@ def run(session: Session, arguments: Namespace) -> int:
     )
     from penstock.tasks.worker.supervisor import Supervisor
 
+    session.refuse_option(arguments, "json", "a worker prints no result; --metrics serves figures")
     if session.in_shell:
         raise UsageError("a worker cannot be started within a shell")
     named = tuple(name for name in (arguments.queues or "").split(",") if name)
@@ -88,7 +96,7 @@ def run(session: Session, arguments: Namespace) -> int:
         raise UsageError(f"--queues {arguments.queues!r} names no queue; give one or more: a,b")
     options = WorkerOptions(
         arguments.app,
-        arguments.url,
+        None if arguments.url is None else store_url(arguments.url),
         named,
         arguments.threads,
         arguments.coroutines,
@@ -104,7 +112,8 @@ def run(session: Session, arguments: Namespace) -> int:
     use_url(app, arguments)
     check_reachable(app)
     queues = queues_of(app, options)
-    # Before the processes start, so that an unreachable store gives one error and not several.
+    # Before the processes start, so that an unreachable store gives one line and not several.
+    _wait_for_store(app, options)
     check_abilities(app)
     app.run_steps(_ask(queues[0]))
     app.close()
@@ -122,7 +131,34 @@ def run(session: Session, arguments: Namespace) -> int:
 def use_url(app: "TaskApp", arguments: Namespace) -> None:
     """Sets the app's store to that of --url, if it is given."""
     if arguments.url is not None:
-        app.use_url(arguments.url)
+        app.use_url(store_url(arguments.url))
+
+
+def _wait_for_store(app: "TaskApp", options: "WorkerOptions") -> None:
+    """Waits until the store answers, and says so; with --burst an outage is an error at once."""
+    from penstock.service import ListQueues
+    from penstock.tasks.worker.outages import REMINDER_S
+
+    pause_s, reported_s = 0.1, -REMINDER_S
+    # A client may try for long itself before it says that it could not connect.
+    slow = Timer(_SILENT_S, _report, (f"{without_password(app.url)}: {_SLOW}",))
+    slow.daemon = True
+    if not options.burst:
+        slow.start()
+    while True:
+        try:
+            app.service.execute(ListQueues(limit=1))
+            slow.cancel()
+            return
+        except BackendLost as error:
+            slow.cancel()
+            if options.burst:
+                raise
+            if time.monotonic() - reported_s >= REMINDER_S:
+                reported_s = time.monotonic()
+                _report(f"{error}; waiting until the store answers, stop it with Ctrl-C")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _RETRY_S_MAX)
 
 
 def _ask(queue: str) -> Any:
@@ -134,8 +170,7 @@ def _ask(queue: str) -> Any:
 
 def _report(text: str) -> None:
     """Prints one line on stderr."""
-    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
-    print(f"{clear}penstock worker: {text}", file=sys.stderr, flush=True)
+    report(text, "penstock worker")
 
 
 def _show_start(app: "TaskApp", arguments: Namespace, queues: tuple[str, ...]) -> None:
@@ -185,8 +220,7 @@ class _StatusLine:
         )
         # A line that wraps could not be overwritten.
         width = get_terminal_size().columns - 1
-        sys.stderr.write(f"\r\x1b[K{text[:width]}")
-        sys.stderr.flush()
+        overwrite_line(printable(text)[:width])
 
     def end(self) -> None:
         """Prints the last numbers as a line of their own."""

@@ -4,21 +4,30 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from penstock.backends import open_service
 from penstock.backends.loop import Steps
 from penstock.client import check_results
 from penstock.clock import Clock, SystemClock
-from penstock.errors import BackendLost, InvalidField, QueueNotFound
+from penstock.errors import BackendLost, InvalidField, MessageTooLarge, QueueNotFound
 from penstock.forked import start_over_when_forked
-from penstock.service import Batch, Push, PushMany, PushReply, QueueService
+from penstock.service import (
+    Batch,
+    DescribeQueue,
+    Push,
+    PushMany,
+    PushReply,
+    QueueService,
+    QueueSettings,
+)
 from penstock.settings import URL_VARIABLE, url_in
 from penstock.tasks.errors import TaskError
 from penstock.tasks.inline import run_until_empty
 from penstock.tasks.middleware import Middleware
-from penstock.tasks.names import TASK_QUEUE
+from penstock.tasks.names import DEFAULT_APP, TASK_QUEUE
 from penstock.tasks.options import read_options
 from penstock.tasks.schedule import Schedule, read_schedule
 from penstock.tasks.steps import ensure_queue, push_creating, run_steps
@@ -29,6 +38,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DEFAULT_URL: Final = "redis://127.0.0.1:6379/0"
+# A retry has the task's id and the beginning of the last attempt's error besides.
+RETRY_BYTES: Final = 1024
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}", re.ASCII)
 
 
@@ -45,7 +56,7 @@ class TaskApp:
         self,
         url: str | None = None,
         *,
-        name: str = "tasks",
+        name: str = DEFAULT_APP,
         middleware: Iterable[Middleware] = (),
         clock: Clock | None = None,
         **defaults: Any,
@@ -65,6 +76,8 @@ class TaskApp:
         self._has_own_clock = clock is not None
         self.clock: Clock = clock or SystemClock()
         self._service: QueueService | None = None
+        # The limits of queues to which tasks were pushed.
+        self._body_bytes_max: dict[str, int] = {}
         self._lock = threading.Lock()
         start_over_when_forked(self)
 
@@ -79,6 +92,19 @@ class TaskApp:
         self.close()
         self._url = url
 
+    def use_service(self, service: QueueService, clock: Clock) -> Callable[[], None]:
+        """Uses this open service and its clock; returns a function that ends that.
+
+        For tests: the service is not closed by the app.
+        """
+        before = self._service, self.clock, self._has_own_clock
+        self._service, self.clock, self._has_own_clock = service, clock, True
+
+        def leave() -> None:
+            self._service, self.clock, self._has_own_clock = before
+
+        return leave
+
     @property
     def service(self) -> QueueService:
         """The connection of this process. Raises what opening it raises."""
@@ -89,6 +115,16 @@ class TaskApp:
                 if service is None:
                     service = self._service = self._open()
         return service
+
+    @contextmanager
+    def using(self, service: QueueService) -> Iterator[None]:
+        """Uses this connection to the store as long as the context lasts, and does not close it."""
+        self.close()
+        self._service = service
+        try:
+            yield
+        finally:
+            self._service = None
 
     def _open(self) -> QueueService:
         clock = self.clock if self._has_own_clock else None
@@ -104,7 +140,10 @@ class TaskApp:
 
     def start_over(self) -> None:
         """In a forked child: drops the connection and the lock, which belong to the parent."""
-        self._service, self._lock = None, threading.Lock()
+        self._lock = threading.Lock()
+        # A new store in memory would take pushes for which there is no worker: the old one refuses.
+        if self._service is not None and read_url(self.url).scheme != "memory":
+            self._service = None
 
     def now_ms(self) -> int:
         """The wall clock, by which tasks are due and expire; or the clock that was given."""
@@ -139,8 +178,8 @@ class TaskApp:
 
         Options: queue, priority (0 to 9), retries, backoff (seconds or a Backoff), timeout, ttl,
         result_ttl (seconds), unique (true or names of arguments), rate ("100/m"), concurrency.
-        Raises TaskError for a name that is taken, a wrong option, or a parameter whose type JSON
-        cannot hold.
+        Raises TaskError for a name that is taken, a wrong option, a generator function, or a
+        parameter whose type JSON cannot hold.
         """
 
         def register(function: Callable[..., Any]) -> Task[..., Any]:
@@ -157,10 +196,10 @@ class TaskApp:
         if name in self.tasks:
             raise TaskError(f"task: there is a task {name!r} already; give this one name=…")
         try:
-            read = read_options(options, self._defaults)
+            task = Task(self, name, function, read_options(options, self._defaults))
         except InvalidField as error:
             raise TaskError(f"task {name!r}: {error}") from None
-        task = self.tasks[name] = Task(self, name, function, read)
+        self.tasks[name] = task
         return task
 
     def schedule(
@@ -190,6 +229,7 @@ class TaskApp:
         """Executes a push; the queue is created if it does not exist."""
         # The property costs a call, and this is done for every task.
         service = self._service or self.service
+        self._check_room(command.queue, len(command.body))
         try:
             return service.execute(command)
         except QueueNotFound:
@@ -197,6 +237,7 @@ class TaskApp:
 
     def push_many(self, command: PushMany) -> Sequence[PushReply]:
         """Executes many pushes to one queue. Raises BatchRefused if some are refused."""
+        self._check_room(command.queue, max(map(len, command.bodies), default=0))
         try:
             replies = self.service.execute(command)
         except QueueNotFound:
@@ -210,7 +251,26 @@ class TaskApp:
         """Executes pushes to any queues. Raises BatchRefused if some are refused."""
         for queue in {push.queue for push in pushes}:
             self.run_steps(ensure_queue(queue, TASK_QUEUE))
+        for push in pushes:
+            self._check_room(push.queue, len(push.body))
         check_results(self.service.execute(Batch(list(pushes))), False)
+
+    def _check_room(self, queue: str, size_bytes: int) -> None:
+        """Raises MessageTooLarge for a task whose retry would be too large for its queue."""
+        limit = self._body_bytes_max.get(queue)
+        if limit is None:
+            try:
+                settings = self.service.execute(DescribeQueue(queue)).settings
+            except QueueNotFound:
+                # It is made by the push.
+                settings = QueueSettings()
+            limit = self._body_bytes_max[queue] = settings.body_bytes_max
+        if size_bytes > limit - RETRY_BYTES:
+            raise MessageTooLarge(
+                f"task: its arguments make a message of {size_bytes} bytes; the queue {queue!r} "
+                f"takes {limit}, of which {RETRY_BYTES} are kept for what a retry adds. Store the "
+                "data elsewhere and push its address, or raise the queue's max_body_bytes"
+            )
 
     def run_steps(self, steps: Steps[R]) -> R:
         """Executes a sequence of commands on the app's connection."""

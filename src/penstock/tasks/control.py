@@ -14,6 +14,7 @@ from penstock.backends.loop import Steps
 from penstock.errors import ProtocolError, QueueNotFound, RequestError
 from penstock.service import (
     BATCH_ITEMS_MAX,
+    MINUTE_MS,
     PEEK_LIMIT_MAX,
     Batch,
     BatchItem,
@@ -37,13 +38,16 @@ from penstock.tasks.names import (
 )
 from penstock.tasks.results import find_result
 from penstock.tasks.running import TaskOutcome
-from penstock.tasks.steps import push_creating
+from penstock.tasks.steps import ensure_queue, push_creating, raise_unavailable
 from penstock.tasks.tracing import kept_attributes
 
 if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
 
-_PULL_MAX: Final = 1_000
+# So few that their claims do not run out while they are pushed and deleted.
+_PULL_MAX: Final = 100
+_PULL_BYTES_MAX: Final = 8 * 1024 * 1024
+_HELD_MS: Final = 5 * MINUTE_MS
 _STATES: Final[tuple[State, ...]] = ("in_flight", "visible", "delayed")
 
 
@@ -112,45 +116,76 @@ def retry_failed(
 ) -> Steps[list[str]]:
     """Pushes failed tasks to their queues again, with all attempts left; returns their ids.
 
-    Without `ids`, all of them. Each is deleted from the failed queue after its push.
+    Without `ids`, all of them. Each is deleted from the failed queue after its push. Raises the
+    error of the first that is refused, after the others; it stays failed.
     """
     retried: list[str] = []
+    refused: RequestError | None = None
     for queue in queues:
         source = failed_queue(queue, separator)
         kept: dict[str, Claim] = {}
+        pushed: set[str] = set()
         while True:
             try:
-                claims: list[Claim] = yield Pull(source, _PULL_MAX, wait_ms=0)
+                claims: list[Claim] = yield Pull(
+                    source, _PULL_MAX, _HELD_MS, wait_ms=0, bytes_max=_PULL_BYTES_MAX
+                )
             except QueueNotFound:
                 break
             # A claim that was seen before has run out: the loop has gone through all of them.
             claims = [claim for claim in claims if claim.id not in kept]
             if not claims:
                 break
+            chosen: list[tuple[Claim, Push]] = []
+            done: list[BatchItem] = []
             for claim in claims:
                 task = _found(queue, "failed", claim)
                 wanted = ids is None or task.id in ids
-                if not wanted or task.envelope is None or not task.envelope.task:
+                if claim.id in pushed:
+                    # Its claim ran out between its push and its delete.
+                    done.append(Delete(source, claim.proof))
+                elif wanted and task.envelope is not None and task.envelope.task:
+                    chosen.append((claim, _retry(queue, task.envelope, claim)))
+                else:
+                    kept[claim.id] = claim
+            replies = yield from _push_all([push for _, push in chosen])
+            for (claim, _), reply in zip(chosen, replies, strict=True):
+                if isinstance(reply, RequestError):
+                    refused = refused or reply
                     kept[claim.id] = claim
                     continue
-                envelope = msgspec.structs.replace(
-                    task.envelope, failures=0, failure=None, expires_at_ms=None
-                )
-                push = Push(
-                    queue,
-                    encode(envelope),
-                    priority=claim.priority,
-                    attributes=kept_attributes(claim.attributes),
-                )
-                yield from push_creating(push, TASK_QUEUE)
-                yield Delete(source, claim.proof)
-                retried.append(task.id)
+                pushed.add(claim.id)
+                done.append(Delete(source, claim.proof))
+                retried.append(_found(queue, "failed", claim).id)
+            if done:
+                raise_unavailable((yield Batch(done)))
             if ids is not None and ids <= set(retried):
                 break
         releases: list[BatchItem] = [Release(source, claim.proof) for claim in kept.values()]
         for at in range(0, len(releases), BATCH_ITEMS_MAX):
             yield Batch(releases[at : at + BATCH_ITEMS_MAX])
+    if refused is not None:
+        raise refused
     return retried
+
+
+def _retry(queue: str, failed: Envelope, claim: Claim) -> Push:
+    envelope = msgspec.structs.replace(failed, failures=0, failure=None, expires_at_ms=None)
+    attributes = kept_attributes(claim.attributes)
+    return Push(queue, encode(envelope), priority=claim.priority, attributes=attributes)
+
+
+def _push_all(pushes: list[Push]) -> Steps[list[Any]]:
+    """The reply to each push, or the RequestError that refused it. Raises UnavailableError."""
+    if not pushes:
+        return []
+    replies: list[Any] = yield Batch([*pushes])
+    raise_unavailable(replies)
+    if any(isinstance(reply, QueueNotFound) for reply in replies):
+        yield from ensure_queue(pushes[0].queue, TASK_QUEUE)
+        replies = yield Batch([*pushes])
+        raise_unavailable(replies)
+    return replies
 
 
 def find_task(app: "TaskApp", queues: Iterable[str], task_id: str) -> Steps[FoundTask | None]:

@@ -5,7 +5,6 @@ worker dies in between, the message stays and the task is run again; the dedup i
 made from the message's id, so that no follow-up is pushed twice.
 """
 
-import logging
 import random
 from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from penstock.backends.loop import Steps
-from penstock.errors import ProtocolError, QueueNotFound, RequestError
+from penstock.errors import MessageTooLarge, ProtocolError, QueueNotFound, RequestError
+from penstock.output import logger
 from penstock.service import (
     PEEK_LIMIT_MAX,
     Attributes,
@@ -49,15 +49,17 @@ from penstock.tasks.names import (
     separator_of,
 )
 from penstock.tasks.running import HeldTask, TaskOutcome
-from penstock.tasks.steps import push_creating
+from penstock.tasks.steps import push_creating, raise_unavailable
 from penstock.tasks.tracing import kept_attributes
 
 if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
 
-_logger: Final = logging.getLogger("penstock.tasks")
+_logger: Final = logger("penstock.tasks")
 # The delay of a task whose follow-ups cannot be pushed, because a queue is full for example.
 _REFUSED_DELAY_MS: Final = 10_000
+# Of the error of a retry that would be too large with all of it.
+_SMALL_ERROR_CHARS: Final = 100
 
 
 class _FollowUp(NamedTuple):
@@ -66,6 +68,8 @@ class _FollowUp(NamedTuple):
     held: HeldTask
     push: Push
     settings: dict[str, Any] | None
+    # Pushed instead if the other is too large for its queue.
+    smaller: Push | None = None
 
 
 class TaskFinisher:
@@ -92,7 +96,7 @@ class TaskFinisher:
         items += [Release(held.claim.queue, held.claim.proof, _REFUSED_DELAY_MS) for held in kept]
         items += [Release(held.slot.queue, held.slot.proof) for held in tasks if held.slot]
         # If an item is refused, its claim was lost: another worker runs that task.
-        yield Batch(items)
+        raise_unavailable((yield Batch(items)))
 
     def _push_all(self, tasks: Iterable[HeldTask], follow_ups_of: Any) -> Steps[list[HeldTask]]:
         """Pushes what the tasks lead to; returns those of which a push was refused."""
@@ -100,9 +104,16 @@ class TaskFinisher:
         if not follow_ups:
             return []
         replies: list[Any] = yield Batch([each.push for each in follow_ups])
+        raise_unavailable(replies)
         refused: dict[int, HeldTask] = {}
         for each, reply in zip(follow_ups, replies, strict=True):
             error = reply if isinstance(reply, RequestError) else None
+            if isinstance(error, MessageTooLarge) and each.smaller is not None:
+                try:
+                    yield each.smaller
+                    error = None
+                except RequestError as second:
+                    error = second
             if isinstance(error, QueueNotFound) and each.settings is not None:
                 try:
                     yield from push_creating(each.push, each.settings)
@@ -166,20 +177,30 @@ class TaskFinisher:
             )
             yield _FollowUp(held, push, FAILED_QUEUE)
             return
-        short = msgspec.structs.replace(failure, traceback="")
-        envelope = msgspec.structs.replace(
-            held.envelope, id=held.id, failures=held.failures, failure=short
-        )
         push = Push(
             claim.queue,
-            encode(envelope),
+            self._retried(held, failure),
             delay_ms=delay_ms,
             priority=claim.priority,
             ttl_ms=left_ms,
             dedup_id=self._dedup_id(f"{claim.id}/retry"),
             attributes=kept_attributes(claim.attributes),
         )
-        yield _FollowUp(held, push, TASK_QUEUE)
+        body = self._retried(held, failure, _SMALL_ERROR_CHARS)
+        smaller = msgspec.structs.replace(push, body=body)
+        yield _FollowUp(held, push, TASK_QUEUE, smaller)
+
+    def _retried(self, held: HeldTask, failure: Failure, chars_max: int | None = None) -> bytes:
+        """The message of a retry, with at most so much of the error.
+
+        With `_SMALL_ERROR_CHARS` it is larger than that of the call by `RETRY_BYTES` at most.
+        """
+        short = msgspec.structs.replace(failure, traceback="", error=failure.error[:chars_max])
+        return encode(
+            msgspec.structs.replace(
+                held.envelope, id=held.id, failures=held.failures, failure=short
+            )
+        )
 
     def _retry_delay_ms(self, held: HeldTask, failure: Failure) -> int | None:
         """How long the task waits for its next attempt; None if it has none left."""
@@ -215,8 +236,11 @@ class TaskFinisher:
                 yield self._result(held, result, ttl_ms)
 
     def _result(self, held: HeldTask, result: StoredResult, ttl_ms: int) -> _FollowUp:
+        return _FollowUp(held, self._result_push(result, ttl_ms), RESULT_QUEUE)
+
+    def _result_push(self, result: StoredResult, ttl_ms: int) -> Push:
         queue = result_queue(self._app.name, result.id)
-        return _FollowUp(held, Push(queue, encode(result), ttl_ms=ttl_ms), RESULT_QUEUE)
+        return Push(queue, encode(result), ttl_ms=ttl_ms)
 
     def _next(
         self, held: HeldTask, then: list[Step], group: GroupPlace | None, value: msgspec.Raw
@@ -267,11 +291,15 @@ class TaskFinisher:
             return
         # A member that ran twice has two results.
         values = {result.index: bytes(result.value) for result in results}
-        if place.size > PEEK_LIMIT_MAX or any(index not in values for index in range(place.size)):
+        is_whole = len(messages) >= stats.messages
+        if is_whole and any(index not in values for index in range(place.size)):
             return
-        if place.final is not None:
+        if place.final is not None and is_whole:
             every = b"[" + b",".join(values[index] for index in range(place.size)) + b"]"
             yield from self._push_final(place.id, place.final, every, attributes)
+        elif place.final is not None:
+            why = "they are larger, together, than one answer of the store may be"
+            yield from self._fail_final(place.id, place.final, why, attributes)
         try:
             yield DeleteQueue(queue)
         except QueueNotFound:
@@ -286,16 +314,27 @@ class TaskFinisher:
             yield from push_creating(push, TASK_QUEUE)
         except RequestError as error:
             # Most likely the results are larger, together, than a message may be.
-            reason = f"the results of its group cannot be pushed to {final.queue!r}: {error}"
-            failure = Failure(reason, "", self._app.now_ms(), final.queue, True)
-            envelope = Envelope(final.task, final.args, final.id, failure=failure)
-            push = Push(
-                failed_queue(final.queue, self._separator),
-                encode(envelope),
-                dedup_id=self._dedup_id(f"{group_id}/failed"),
-                attributes=kept_attributes(attributes),
-            )
-            yield from push_creating(push, FAILED_QUEUE)
+            yield from self._fail_final(group_id, final, str(error), attributes)
+
+    def _fail_final(
+        self, group_id: str, final: Step, why: str, attributes: Attributes
+    ) -> Steps[None]:
+        """Ends a group whose results cannot be given to its final task: that task has failed."""
+        reason = f"the results of its group cannot be pushed to {final.queue!r}: {why}"
+        _logger.error("the final task of the group %s failed: %s", group_id, reason)
+        failure = Failure(reason, "", self._app.now_ms(), final.queue, True)
+        task = self._app.tasks.get(final.task)
+        ttl_ms = task.options.result_ttl_ms if task is not None else None
+        if final.id and ttl_ms is not None and self._keeps_results:
+            result = StoredResult(final.id, FAILED, failure=failure)
+            yield from push_creating(self._result_push(result, ttl_ms), RESULT_QUEUE)
+        push = Push(
+            failed_queue(final.queue, self._separator),
+            encode(Envelope(final.task, final.args, final.id, failure=failure)),
+            dedup_id=self._dedup_id(f"{group_id}/failed"),
+            attributes=kept_attributes(attributes),
+        )
+        yield from push_creating(push, FAILED_QUEUE)
 
     def _dedup_id(self, text: str) -> str | None:
         return text if self._has_dedup else None

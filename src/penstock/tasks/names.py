@@ -6,6 +6,7 @@ from typing import Any, Final
 from penstock.service import DAY_MS, HOUR_MS, TTL_MS_MAX
 from penstock.url import read_url
 
+DEFAULT_APP: Final = "tasks"
 RESULT_QUEUES: Final = 256
 # The behaviours that a service needs to keep results, by their names in LACKS.
 RESULTS_NEED: Final = ("peek", "ttl")

@@ -5,7 +5,6 @@ same around it: middleware, the trace, the context variable.
 """
 
 import asyncio
-import logging
 import traceback
 from collections import deque
 from collections.abc import Sequence
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from penstock.consumer.options import is_unawaited
 from penstock.errors import ProtocolError
+from penstock.output import logger
 from penstock.service import Claim
 from penstock.tasks.context import TaskContext, enter, leave
 from penstock.tasks.envelope import (
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.tasks.task import Task
 
 _NULL: Final = b"null"
-_logger: Final = logging.getLogger("penstock.tasks")
+_logger: Final = logger("penstock.tasks")
 
 
 class TaskOutcome(NamedTuple):
@@ -236,8 +237,19 @@ def _span(context: TaskContext) -> AbstractContextManager[None]:
 
 
 def _success(held: HeldTask, value: Any) -> TaskOutcome:
-    """The outcome of a call that returned. Raises TaskError if its value cannot become JSON."""
-    if value is None or not held.needs_value:
+    """The outcome of a call that returned.
+
+    Raises TaskError if the value is a coroutine, so that the work is not done, or if it is needed
+    and cannot become JSON.
+    """
+    if value is None:
+        return SUCCESS
+    if is_unawaited(value):
+        raise TaskError(
+            f"{held.envelope.task}: it returned a coroutine, which nothing awaits, so its work is "
+            "not done; declare the function, and decorators around it, with async def"
+        )
+    if not held.needs_value:
         return SUCCESS
     try:
         return TaskOutcome(encode(value))

@@ -3,7 +3,7 @@
 Every worker process computes the same due times and pushes the due tasks with a dedup id made of
 the schedule's name and the due time, so that only one of the pushes adds a message. A note on the
 schedule's own queue has the last due time that was pushed: from it a worker that starts computes
-what was missed while none ran. See decision 112.
+what was missed while none ran. See decision 111.
 """
 
 from datetime import UTC, datetime, tzinfo
@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from penstock.backends.loop import Steps
 from penstock.errors import MissingExtra, QueueExists, QueueNotFound
+from penstock.output import logger
 from penstock.service import ConfigureQueue, CreateQueue, DescribeQueue, Push
 from penstock.tasks.envelope import Envelope
 from penstock.tasks.errors import TaskError
@@ -24,10 +25,16 @@ if TYPE_CHECKING:
 
 # A due time that is longer ago counts as missed; the dedup window is five minutes.
 LATE_MS_MAX: Final = 60_000
+# Clocks of workers may differ by this much.
+AHEAD_MS_MAX: Final = 60_000
 PERIOD_S_MIN: Final = 1
 PERIOD_S_MAX: Final = 366 * 86_400
 NOTE: Final = ".fired"
+NEXT_NOTE: Final = ".next"
+WHEN_NOTE: Final = ".when"
+TASK_NOTE: Final = ".task"
 _MISSED: Final = ("once", "skip")
+_logger: Final = logger("penstock.tasks")
 
 
 class Schedule(NamedTuple):
@@ -108,7 +115,7 @@ def _cron(expression: str, start: datetime, reverse: bool = False) -> Any:
     except ModuleNotFoundError:
         raise MissingExtra(
             "schedule: cron expressions need the package 'cronsim'; "
-            "install it with pip install 'penstock[tasks]'"
+            "install it with pip install 'PATH-OF-THE-CLONE[tasks]'"
         ) from None
     try:
         return CronSim(expression, start, reverse=reverse)
@@ -176,19 +183,39 @@ class ScheduleClock:
             yield from self._write_note(schedule, due_ms)
 
     def _read_note(self, schedule: Schedule, now_ms: int) -> Steps[int]:
-        """The last due time that was pushed; of a new schedule, the last one before now."""
+        """The last due time that was pushed; of a new schedule, the last one before now.
+
+        The same if the note is of a time to come: a clock was ahead when it was written. Until then
+        nothing would be pushed.
+        """
         queue = schedule_queue(self._app.name, schedule.name)
         try:
             info = yield DescribeQueue(queue)
-            return int(info.settings.annotations.get(NOTE, ""))
+            pushed_ms = int(info.settings.annotations.get(NOTE, ""))
+            if pushed_ms <= now_ms + AHEAD_MS_MAX:
+                return pushed_ms
+            _logger.warning(
+                "schedule %s: was pushed for a time %d s ahead of this clock, so a clock is or was "
+                "wrong; it goes on with its next due time",
+                schedule.name,
+                (pushed_ms - now_ms) // 1_000,
+            )
         except (QueueNotFound, ValueError):
-            due_ms = schedule.last_due_ms(now_ms)
-            yield from self._write_note(schedule, due_ms)
-            return due_ms
+            pass
+        due_ms = schedule.last_due_ms(now_ms)
+        yield from self._write_note(schedule, due_ms)
+        return due_ms
 
     def _write_note(self, schedule: Schedule, due_ms: int) -> Steps[None]:
         queue = schedule_queue(self._app.name, schedule.name)
-        settings = {"annotations": {NOTE: str(due_ms)}}
+        notes = {
+            NOTE: str(due_ms),
+            # For those who look: a console knows no app.
+            NEXT_NOTE: str(schedule.next_due_ms(due_ms)),
+            WHEN_NOTE: schedule.shown,
+            TASK_NOTE: schedule.call.task.name,
+        }
+        settings = {"annotations": notes}
         try:
             yield ConfigureQueue(queue, settings)
         except QueueNotFound:

@@ -4,14 +4,16 @@ A generator yields commands, is sent their replies or thrown their errors, and r
 the `Steps` of `backends.loop`.
 """
 
+from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
-from penstock.backends.loop import Steps
+from penstock.backends.loop import PAUSE, Steps
 from penstock.errors import (
     InvalidField,
     PenstockError,
     QueueExists,
     QueueNotFound,
+    RequestError,
     UnsupportedOperation,
 )
 from penstock.service import AsyncQueueService, CreateQueue, Push, PushReply, QueueService
@@ -25,7 +27,7 @@ def run_steps(service: QueueService, steps: Steps[R]) -> R:
         command = next(steps)
         while True:
             try:
-                reply = service.execute(command)
+                reply = None if command is PAUSE else service.execute(command)
             except PenstockError as error:
                 command = steps.throw(error)
             else:
@@ -40,7 +42,7 @@ async def await_steps(service: AsyncQueueService, steps: Steps[R]) -> R:
         command = next(steps)
         while True:
             try:
-                reply = await service.execute(command)
+                reply = None if command is PAUSE else await service.execute(command)
             except PenstockError as error:
                 command = steps.throw(error)
             else:
@@ -67,3 +69,13 @@ def push_creating(push: Push, settings: dict[str, Any]) -> Steps[PushReply]:
     except QueueNotFound:
         yield from ensure_queue(push.queue, settings)
         return cast(PushReply, (yield push))
+
+
+def raise_unavailable(replies: Iterable[object]) -> None:
+    """Raises the error of an item that a service lost its connection before, if there is one.
+
+    A refusal, which is a RequestError, is not raised: it holds however often the item is repeated.
+    """
+    for reply in replies:
+        if isinstance(reply, PenstockError) and not isinstance(reply, RequestError):
+            raise reply

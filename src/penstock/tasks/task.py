@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 import msgspec
 
 from penstock.client import to_ms
+from penstock.consumer.options import refuse_generator
 from penstock.service import BATCH_ITEMS_MAX, DELAY_MS_MAX, Push, PushMany
 from penstock.tasks.arguments import Arguments
 from penstock.tasks.envelope import Envelope, Step, body_start, encode
@@ -34,6 +35,7 @@ class Task(Generic[P, R]):
     ) -> None:
         self.app = app
         self.name = name
+        refuse_generator("function", function)
         self.function: Callable[..., Any] = function
         self.options = options
         self.arguments = Arguments(name, function)
@@ -118,8 +120,10 @@ class Task(Generic[P, R]):
         """The same task with other options for pushes: queue, priority, ttl or unique."""
         for name in options:
             if name not in _PUSH_OPTIONS:
+                declared = {name, f"{name}_ms"} & {*TaskOptions.__struct_fields__}
+                why = "is decided where the task is declared" if declared else "is no option"
                 raise TaskError(
-                    f"with_options: {name!r} is decided where the task is declared; "
+                    f"with_options: {name!r} {why}; "
                     f"a push can change {', '.join(sorted(_PUSH_OPTIONS))}"
                 )
         return Task(self.app, self.name, self.function, read_options(options, self.options))

@@ -1,21 +1,23 @@
 """`penstock pipeline audit`: check every message's events from push to end."""
 
 import dataclasses
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.lake.bar import Bar
 from penstock.cli.lake.options import (
     add_journals,
     add_lake,
     add_spark,
     check_archive,
+    show_progress,
     spark_opener,
 )
 from penstock.cli.list import every_name
 from penstock.cli.session import Session, UsageError
 from penstock.cli.show import table
 from penstock.cli.values import read_count, within
+from penstock.output import print_text
+from penstock.spark.progress import step
 
 if TYPE_CHECKING:
     from penstock.spark.audit import Verdict
@@ -31,7 +33,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="check again what was checked before, not only new parts"
     )
-    parser.add_argument("--url", metavar="URL", default=SUPPRESS, help="count against this engine")
     parser.add_argument(
         "--shown",
         metavar="N",
@@ -55,23 +56,24 @@ def run(session: Session, arguments: Namespace) -> int:
     spark = spark_opener(arguments)
     engine = None
     if getattr(arguments, "url", None):
-        queues = session.queues(arguments)
-        engine = {name: queues.stats(name).messages for name in every_name(queues)}
+        with session.looking(arguments) as queues:
+            engine = {name: queues.stats(name).messages for name in every_name(queues)}
         if not engine:
             raise UsageError("--url: there is no queue whose messages could be counted")
-    with Bar("audit") as bar:
-        bar.show(0, "")
-
-        def show(part: float) -> None:
-            bar.show(part, "")
-
+    show_progress(arguments)
+    with step(None, "audit"):
         if arguments.lake:
-            lake = Lake.open(arguments.lake)
-            verdict = audit(spark, lake, engine, arguments.shown, show, everything=arguments.all)
+            lake = Lake.open(arguments.lake, other_owner=arguments.insecure_other_owner)
+            verdict = audit(spark, lake, engine, arguments.shown, everything=arguments.all)
         else:
             [path] = arguments.journal
             Stream(path, arguments.archive).close()
-            verdict = audit_journal(spark, path, arguments.archive, engine, arguments.shown, show)
+            verdict = audit_journal(spark, path, arguments.archive, engine, arguments.shown)
+    return print_verdict(session, arguments, verdict)
+
+
+def print_verdict(session: Session, arguments: Namespace, verdict: "Verdict") -> int:
+    """Prints the verdict; the exit status that says whether it holds."""
     _print_verdict(session, arguments, verdict)
     return 0 if verdict.holds else _PROBLEM
 
@@ -97,24 +99,27 @@ def _print_verdict(session: Session, arguments: Namespace, verdict: "Verdict") -
         ("ok" if not verdict.counts[name] else "FAILED", name, f"{verdict.counts[name]:,}", what)
         for name, what in CHECKS.items()
     ]
-    print(table(("", "check", "findings", "what must hold"), rows, left=4))
+    print_text(table(("", "check", "findings", "what must hold"), rows, left=4))
     for finding in verdict.findings:
         about = finding.message_id or finding.queue or finding.store
-        print(f"\n{finding.check}: {about}, entry {finding.entry}: {finding.detail}")
+        print_text("")
+        print_text(f"{finding.check}: {about}, entry {finding.entry}: {finding.detail}")
         for line in finding.events:
-            print(f"    {line}")
+            print_text(f"    {line}")
     if verdict.counts.get("no gaps"):
-        print("\nEntries are missing: other findings may follow from that alone.")
+        print_text("")
+        print_text("Entries are missing: other findings may follow from that alone.")
     word = "every check holds" if verdict.holds else "some checks failed"
-    print(f"\n{verdict.events:,} events: {word}")
+    print_text("")
+    print_text(f"{verdict.events:,} events: {word}")
     if verdict.judged_parts < verdict.parts:
-        print(
+        print_text(
             f"judged {verdict.judged_parts:,} of {verdict.parts:,} parts: the others are as before"
         )
     if verdict.dropped:
-        print(
+        print_text(
             f"judged {verdict.dropped:,} messages by what is kept of them: "
             "their events were dropped"
         )
     if verdict.is_behind:
-        print("a run is making the tables: what it has not finished is not judged yet")
+        print_text("a run is making the tables: what it has not finished is not judged yet")

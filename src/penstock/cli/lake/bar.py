@@ -1,46 +1,66 @@
-"""A line on stderr that shows progress: how much is done, how fast, and how long the rest takes."""
+"""A line on stderr that shows what a command waits for: the step, how much of it, how long yet."""
 
-import sys
-import time
-from typing import Self
+import threading
+from typing import ClassVar, Final
 
-from penstock.cli.values import show_duration
+from penstock.cli.progress import at_terminal, bar_line, draw_line, show_left
+from penstock.spark.progress import StepStatus, show_steps, status
 
-
-class Bar:
-    """The progress of one piece of work; leaving the context removes the line.
-
-    Nothing is shown if stderr is not a terminal.
-    """
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._first: tuple[float, int] | None = None
-        self._shown = sys.stderr is not None and sys.stderr.isatty()
-
-    def rate(self, done: int) -> float:
-        """How much was done a second, on average since the first call."""
-        now_s = time.monotonic()
-        since_s, begun = self._first = self._first or (now_s, done)
-        return (done - begun) / max(0.001, now_s - since_s)
-
-    def show(self, part: float, text: str) -> None:
-        """Shows the fraction that is done, and a text."""
-        if self._shown:
-            filled = "━" * round(20 * part)
-            sys.stderr.write(f"\r\x1b[K{self._label} {filled:·<20} {part:4.0%} {text}")
-            sys.stderr.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # Also after an error: the sentence about it must not follow the bar on its line.
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+_EVERY_S: Final = 0.3
 
 
-def show_left(left: int, rate: float) -> str:
-    """How long the rest will take at this rate; nothing if the rate is not known yet."""
-    return f", {show_duration(1_000 * round(left / rate))} left" if rate > 0 else ""
+class ProgressLine:
+    """Draws the innermost step while there is one, and removes the line when there is none."""
+
+    _shown: ClassVar["ProgressLine | None"] = None
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._drawn = False
+        self._wanted = threading.Event()
+        show_steps(self._update)
+        threading.Thread(target=self._draw_often, daemon=True).start()
+
+    @classmethod
+    def show(cls) -> None:
+        """Begins to draw, once a process, if stderr is a terminal."""
+        if cls._shown is None and at_terminal():
+            cls._shown = cls()
+
+    def _update(self) -> None:
+        """Draws at once, so that what is printed after a step is on a line of its own."""
+        found = status()
+        with self._lock:
+            if found is not None:
+                self._wanted.set()
+                self._draw(found)
+            else:
+                self._wanted.clear()
+                self._clear()
+
+    def _draw_often(self) -> None:
+        while True:
+            self._wanted.wait()
+            found = status()
+            with self._lock:
+                if found is not None and self._wanted.is_set():
+                    self._draw(found)
+            threading.Event().wait(_EVERY_S)
+
+    def _draw(self, found: StepStatus) -> None:
+        # A program that calls a command may have put something else in the place of stderr since.
+        if at_terminal():
+            draw_line(line_of(found))
+            self._drawn = True
+
+    def _clear(self) -> None:
+        if self._drawn:
+            draw_line("")
+            self._drawn = False
+
+
+def line_of(found: StepStatus) -> str:
+    """The text of the line."""
+    rows = f"{found.rows:,} rows" if found.rows else ""
+    left = "waiting for an executor" if found.waits else show_left(found.left_s or 0)
+    return bar_line(found.name, found.part, rows, left)

@@ -4,14 +4,14 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from penstock.cli.lake.bar import Bar
-from penstock.cli.lake.options import add_lake, add_spark, spark_opener
+from penstock.cli.lake.options import add_lake, add_spark, show_progress, spark_opener
 from penstock.cli.session import Session
 from penstock.cli.values import read_count, read_duration, within
+from penstock.spark.progress import step
 
 if TYPE_CHECKING:
-    from penstock.spark.distribute import OpenSpark
     from penstock.spark.lake import Lake
+    from penstock.spark.session import OpenSpark
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def run(session: Session, arguments: Namespace) -> int:
     from penstock.spark.lake import Lake
     from penstock.spark.upkeep import compact_lake
 
-    lake = Lake.open(arguments.lake)
+    lake = Lake.open(arguments.lake, other_owner=arguments.insecure_other_owner)
     spark = spark_opener(arguments)
     if arguments.keep is not None:
         _drop_events(session, arguments, lake, spark)
@@ -60,8 +60,9 @@ def _drop_events(session: Session, arguments: Namespace, lake: "Lake", spark: "O
     from penstock.spark.retention import drop_before
 
     before_ms = time.time_ns() // 1_000_000 - round(1_000 * arguments.keep)
-    with Bar("dropping events") as bar:
-        done = drop_before(spark, lake, before_ms, lambda part: bar.show(part, ""))
+    show_progress(arguments)
+    with step(None, "dropping events"):
+        done = drop_before(spark, lake, before_ms)
     session.print_result(
         arguments,
         {"dropped_messages": done.messages, "dropped_events": done.events},

@@ -30,7 +30,8 @@ def run(session: Session, arguments: Namespace) -> int:
     for message_id in arguments.message_ids:
         if not _MESSAGE_ID.fullmatch(message_id):
             raise UsageError(f"forget: {message_id!r} is not a message id of a lake")
-    found = forget_content(Lake.open(arguments.lake), arguments.message_ids)
+    lake = Lake.open(arguments.lake, other_owner=arguments.insecure_other_owner)
+    found = forget_content(lake, arguments.message_ids)
     for message_id, rows in found.items():
         done = f"forgotten in {rows} rows" if rows else "is not in the lake, or was dropped"
         session.print_result(

@@ -1,13 +1,12 @@
 """`penstock pipeline replay`: send messages of the lake to a queue."""
 
-import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.lake.bar import Bar, show_left
 from penstock.cli.lake.options import add_lake, add_spark, open_spark
 from penstock.cli.session import Session
 from penstock.cli.values import read_count, show_size
+from penstock.output import report
 from penstock.service import check_name, check_number
 
 if TYPE_CHECKING:
@@ -20,13 +19,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the action."""
     add_lake(parser)
     add_spark(parser)
-    parser.add_argument("--url", metavar="URL", default=SUPPRESS, help="where the queue is")
     parser.add_argument(
         "--where",
         metavar="CONDITION",
         required=True,
-        help="which messages: columns of the table `messages`, literals, operators and some "
-        "functions of SQL, as in \"queue = 'orders' and state = 'dead'\"",
+        help="which messages: a condition of Spark SQL on the table `messages`, as in "
+        "\"queue = 'orders' and state = 'dead'\"; like a query of `sql` it can read any file and "
+        "run any code that you may",
     )
     parser.add_argument(
         "--to", metavar="QUEUE", required=True, help="the queue to send the messages to"
@@ -43,37 +42,27 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises InvalidField, LakeUnusable and the errors of the queue."""
     from penstock.spark.lake import Lake
-    from penstock.spark.replay import RATE_MAX, replay, where_sql
+    from penstock.spark.replay import RATE_MAX, check_where, replay
 
     # Checked before Spark is started, which takes seconds.
-    where_sql(arguments.where)
+    check_where(arguments.where)
     check_name(arguments.to, "to")
     check_name(arguments.name or arguments.to, "name")
     if arguments.rate is not None:
         check_number("rate", arguments.rate, 1, RATE_MAX)
-    lake = Lake.open(arguments.lake)
+    lake = Lake.open(arguments.lake, other_owner=arguments.insecure_other_owner)
     queues = session.queues(arguments)
     queues.describe(arguments.to)
-    with Bar(f"replaying to {arguments.to}") as bar:
-
-        def show_progress(done: int, total: int) -> None:
-            rate = bar.rate(done)
-            bar.show(
-                done / total, f"{done:,} of {total:,}, {rate:,.0f}/s{show_left(total - done, rate)}"
-            )
-
-        bar.show(0, "choosing messages")
-        outcome = replay(
-            open_spark(arguments),
-            lake,
-            queues,
-            arguments.where,
-            arguments.to,
-            name=arguments.name,
-            rate=arguments.rate,
-            dry_run=arguments.dry_run,
-            progress=show_progress,
-        )
+    outcome = replay(
+        open_spark(arguments),
+        lake,
+        queues,
+        arguments.where,
+        arguments.to,
+        name=arguments.name,
+        rate=arguments.rate,
+        dry_run=arguments.dry_run,
+    )
     _print_outcome(session, arguments, outcome)
     return 0 if outcome.matched and not outcome.bodiless and not outcome.refused else _NOT_ALL
 
@@ -106,14 +95,10 @@ def _print_outcome(session: Session, arguments: Namespace, outcome: "Outcome") -
         shown = ", ".join(outcome.bodiless_ids)
         more = ", …" if outcome.bodiless > len(outcome.bodiless_ids) else ""
         why = f"{outcome.dropped:,} were dropped by `compact --keep`: " if outcome.dropped else ""
-        print(
-            f"penstock: {outcome.bodiless:,} messages have no body in the lake: {why}{shown}{more}",
-            file=sys.stderr,
-        )
+        report(f"{outcome.bodiless:,} messages have no body in the lake: {why}{shown}{more}")
     if outcome.refused:
         message_id, why = outcome.refused[0]
-        print(
-            f"penstock: {len(outcome.refused):,} messages were refused, the first, {message_id}, "
-            f"because of {why}",
-            file=sys.stderr,
+        report(
+            f"{len(outcome.refused):,} messages were refused, the first, {message_id}, "
+            f"because of {why}"
         )

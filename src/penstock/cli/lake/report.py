@@ -1,12 +1,17 @@
 """`penstock pipeline report`: an HTML page about the tables of the lake."""
 
-import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from penstock.cli.lake.bar import Bar
 from penstock.cli.lake.options import add_lake, add_spark, open_spark
 from penstock.cli.session import Session, UsageError
+from penstock.files import remove_in, write_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.spark.lake import Lake
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -21,29 +26,35 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises UsageError or LakeUnusable."""
     from penstock.spark.lake import Lake
-    from penstock.spark.report import make_report
 
-    out = Path(arguments.out)
+    check_writable("--out", arguments.out)
+    lake = Lake.open(arguments.lake, other_owner=arguments.insecure_other_owner)
+    write_report(session, arguments, open_spark(arguments), lake, arguments.out)
+    return 0
+
+
+def check_writable(option: str, path: str) -> None:
+    """Raises UsageError if the page cannot be written: asked before the work."""
+    out = Path(path)
     if out.is_dir() or not out.absolute().parent.is_dir():
-        raise UsageError(f"--out: {str(out)!r} cannot be written: name a file in a directory")
-    lake = Lake.open(arguments.lake)
-    # Written beside and renamed: a reader gets the old page or the new one, never a part.
-    draft = out.with_name(f".{out.name}.{os.getpid()}")
+        raise UsageError(f"{option}: {path!r} cannot be written: name a file in a directory")
     try:
         # Tried before the work, which takes seconds.
-        draft.touch()
-        draft.unlink()
+        write_in(out.parent, f".{out.name}.new", b"", durable=False)
+        remove_in(out.parent, f".{out.name}.new")
     except OSError as error:
-        raise UsageError(f"--out: {str(out)!r} cannot be written: {error.strerror}") from None
-    try:
-        with Bar("report") as bar:
-            bar.show(0, "")
-            spark = open_spark(arguments)
-            page, verdict = make_report(spark, lake, lambda part: bar.show(part, ""))
-        draft.write_text(page)
-        draft.replace(out)
-    finally:
-        draft.unlink(missing_ok=True)
+        raise UsageError(f"{option}: {path!r} cannot be written: {error.strerror}") from None
+
+
+def write_report(
+    session: Session, arguments: Namespace, spark: "SparkSession", lake: "Lake", path: str
+) -> None:
+    """Writes the page, and prints that it did. Raises LakeUnusable."""
+    from penstock.spark.report import make_report
+
+    out = Path(path)
+    page, verdict = make_report(spark, lake)
+    write_in(out.parent, out.name, page.encode(), mode=0o666, durable=False)
     failed = [name for name, count in verdict.counts.items() if count]
     result = f"FAILED: {', '.join(failed)}" if failed else "every check holds"
     session.print_result(
@@ -51,4 +62,3 @@ def run(session: Session, arguments: Namespace) -> int:
         {"report": str(out), "events": verdict.events, "holds": verdict.holds},
         f"{out}: {verdict.events:,} events, {result}",
     )
-    return 0

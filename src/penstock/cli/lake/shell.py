@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 from penstock.cli.lake.options import add_lake, add_spark, open_spark
 from penstock.cli.lake.sql import add_forms, print_rows
 from penstock.cli.session import Session
+from penstock.cli.show import joined
 from penstock.errors import InvalidField
+from penstock.output import print_prompt, print_text, report
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -47,7 +49,7 @@ def run(session: Session, arguments: Namespace) -> int:
     from penstock.spark.lake import Lake
     from penstock.spark.views import name_tables, run_query
 
-    lake = Lake.open(arguments.lake)
+    lake = Lake.open(arguments.lake, other_owner=arguments.insecure_other_owner)
     spark = open_spark(arguments)
     names = name_tables(spark, lake)
     failed = False
@@ -55,7 +57,7 @@ def run(session: Session, arguments: Namespace) -> int:
         if query.lower() in _ENDS:
             break
         if query.lower() == "tables":
-            print("\n".join(names))
+            print_text(joined(names))
         elif query.lower() == "refresh":
             names = name_tables(spark, lake)
         else:
@@ -63,7 +65,7 @@ def run(session: Session, arguments: Namespace) -> int:
                 print_rows(arguments, *run_query(spark, query))
             except InvalidField as error:
                 failed = True
-                print(f"penstock: {error}", file=sys.stderr)
+                report(str(error))
     return int(failed and not sys.stdin.isatty())
 
 
@@ -72,7 +74,7 @@ def _queries(lines: "TextIO", *, shows_prompt: bool) -> Iterator[str]:
     held = ""
     while True:
         if shows_prompt:
-            print(_MORE if held.strip() else _PROMPT, end="", flush=True)
+            print_prompt(_MORE if held.strip() else _PROMPT)
         line = lines.readline()
         held += line
         while (end := _semicolon(held)) >= 0:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.cli.lake.options import add_lake, add_spark, open_spark
 from penstock.cli.session import Session
 from penstock.cli.show import table
+from penstock.output import print_json, print_text, printable, report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,9 +45,9 @@ def run(session: Session, arguments: Namespace) -> int:
     from penstock.spark.lake import Lake
     from penstock.spark.views import name_tables, run_query
 
-    lake = Lake.open(arguments.lake)
+    lake = Lake.open(arguments.lake, other_owner=arguments.insecure_other_owner)
     spark = open_spark(arguments)
-    name_tables(spark, lake)
+    name_tables(spark, lake, arguments.query)
     print_rows(arguments, *run_query(spark, arguments.query))
     return 0
 
@@ -55,7 +56,7 @@ def print_rows(arguments: Namespace, names: list[str], rows: "Iterable[tuple[Any
     """Prints rows as a table, or as the arguments say as JSON or CSV."""
     if arguments.json:
         for row in rows:
-            print(json.dumps(dict(zip(names, row, strict=True)), default=_as_text))
+            print_json(json.dumps(dict(zip(names, row, strict=True)), default=_as_text))
     elif arguments.csv:
         _print_csv(names, rows)
     else:
@@ -64,8 +65,11 @@ def print_rows(arguments: Namespace, names: list[str], rows: "Iterable[tuple[Any
 
 def _print_csv(names: list[str], rows: "Iterable[tuple[Any, ...]]") -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows(["" if value is None else _as_text(value) for value in row] for row in rows)
+    # A program gets the texts as they are.
+    show = printable if sys.stdout.isatty() else str
+    writer.writerow(map(show, names))
+    for row in rows:
+        writer.writerow("" if value is None else show(_as_text(value)) for value in row)
 
 
 def _print_table(names: list[str], rows: "Iterable[tuple[Any, ...]]") -> None:
@@ -74,12 +78,10 @@ def _print_table(names: list[str], rows: "Iterable[tuple[Any, ...]]") -> None:
         tuple("-" if value is None else _as_text(value) for value in row)
         for row in itertools.islice(following, _SHOWN_ROWS_MAX)
     ]
-    print(table(tuple(names), shown))
+    print_text(table(tuple(names), shown))
     if next(following, None) is not None:
-        print(
-            f"penstock: only the first {_SHOWN_ROWS_MAX:,} rows are shown; --json or --csv "
-            "prints all of them",
-            file=sys.stderr,
+        report(
+            f"only the first {_SHOWN_ROWS_MAX:,} rows are shown; --json or --csv prints all of them"
         )
 
 

@@ -7,9 +7,10 @@ from penstock.cli.lake.options import add_journals, add_lake, check_archive
 from penstock.cli.session import Session
 from penstock.cli.show import table
 from penstock.cli.values import show_size
+from penstock.output import print_text
 
 if TYPE_CHECKING:
-    from penstock.spark.ingest import Lag
+    from penstock.spark.bronze import Lag
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -20,14 +21,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises the errors of the journals and the lake."""
-    from penstock.spark.derive import is_current, table_of
-    from penstock.spark.ingest import events_table, lag
+    from penstock.spark.bronze import events_table, lag
     from penstock.spark.lake import Lake
-    from penstock.spark.seals import count_dropped
     from penstock.spark.tables import TABLES
+    from penstock.spark.update import count_dropped, is_current, table_of
 
     check_archive(arguments)
-    lake = Lake.open(arguments.lake)
+    lake = Lake.open(arguments.lake, other_owner=arguments.insecure_other_owner)
     for journal in arguments.journal:
         print_lag(session, arguments, lag(lake, journal, arguments.archive))
     events = events_table(lake)
@@ -40,9 +40,9 @@ def run(session: Session, arguments: Namespace) -> int:
         rows.append((each.name, f"{derived.rows():,}", "-" if delta is None else state))
     dropped = count_dropped(lake)
     if not arguments.json:
-        print(table(("table", "rows", "state"), rows))
+        print_text(table(("table", "rows", "state"), rows))
         if dropped:
-            print(f"events of {dropped:,} messages were dropped by `pipeline compact --keep`")
+            print_text(f"events of {dropped:,} messages were dropped by `pipeline compact --keep`")
     else:
         for name, count, state in rows:
             session.print_json({"table": name, "rows": int(count.replace(",", "")), "state": state})

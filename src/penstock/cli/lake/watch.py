@@ -1,7 +1,9 @@
 """`penstock pipeline run --watch`: the clean stop, audits, `--on-finding` and metrics.
 
-SIGTERM or Ctrl-C ends the wait between two rounds at once, an ingest when its batch is committed,
-and anything else when it is complete; a second Ctrl-C ends it at once. With `--on-finding`, each
+The first round reads all that is there. From then on a query that goes on adds what comes, every so
+often, and each round makes the tables of what was added. SIGTERM or Ctrl-C ends the wait between
+two rounds at once, an ingest when its batch is committed, and anything else when it is complete; a
+second Ctrl-C ends it at once. With `--on-finding`, each
 round is audited, and if a check has more findings than after the round before, a command is run
 with the findings as lines of JSON on its stdin. With `--metrics-port`, Prometheus reads how far the
 lake is behind.
@@ -15,7 +17,6 @@ import dataclasses
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from argparse import ArgumentParser, Namespace
@@ -25,11 +26,12 @@ import msgspec
 
 from penstock.cli.session import UsageError
 from penstock.cli.values import read_count, read_duration, within
+from penstock.output import report
 from penstock.spark.session import require_packages
 
 if TYPE_CHECKING:
     from penstock.spark.audit import Verdict
-    from penstock.spark.ingest import Lag
+    from penstock.spark.bronze import Lag
     from penstock.spark.lake import Lake
 
 # How long the command of --on-finding may run: the rounds wait for it.
@@ -84,7 +86,7 @@ def share_freed_memory() -> None:
     """Has this process use again what threads that ended have freed.
 
     Each round starts new threads. Malloc has an arena for each of several threads, and Arrow's own
-    allocator keeps memory of ended ones (decision 260). An arena stays once it is there, and Arrow
+    allocator keeps memory of ended ones. An arena stays once it is there, and Arrow
     reads its setting once, so this is called before packages are imported that start threads.
     """
     # Libraries of C other than glibc have no arenas, and no such function.
@@ -99,10 +101,11 @@ class Watch:
     """The state of a run from round to round."""
 
     def __init__(self, arguments: Namespace) -> None:
-        self._every_s = arguments.every
+        self.every_s = arguments.every
         self._command = arguments.on_finding
         self._counts: dict[str, int] = {}
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self._metrics = None if arguments.metrics_port is None else _Metrics(arguments.metrics_port)
         self._before: dict[int, Any] = {}
 
@@ -117,6 +120,7 @@ class Watch:
             # The next one ends the process at once.
             signal.signal(number, self._before[number])
         self._stop.set()
+        self._wake.set()
 
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
@@ -130,8 +134,15 @@ class Watch:
         return self._command is not None or self._metrics is not None
 
     def wait(self) -> bool:
-        """Waits for the next round; False if there is to be none."""
-        return not self._stop.wait(self._every_s)
+        """Waits for the next round, which `wake` begins early; False if there is to be none."""
+        if not self._stop.is_set():
+            self._wake.wait(self.every_s)
+        self._wake.clear()
+        return not self._stop.is_set()
+
+    def wake(self) -> None:
+        """Begins the next round."""
+        self._wake.set()
 
     def check(self) -> None:
         """Raises WatchStopped if a signal asked for the end."""
@@ -140,15 +151,14 @@ class Watch:
 
     def show_failure(self, error: Exception) -> None:
         """Prints why a round failed that will be repeated, and counts it."""
-        print(f"penstock: {' '.join(str(error).split())}; the next round repeats it",
-              file=sys.stderr)  # fmt: skip
+        report(f"{' '.join(str(error).split())}; the next round repeats it")
         if self._metrics is not None:
             self._metrics.show_failure()
 
     def show_progress(self, lake: "Lake", lag: "Lag") -> None:
         """Updates the metrics of how far the lake is behind a journal, and of what came in."""
         if self._metrics is not None:
-            from penstock.spark.ingest import events_table
+            from penstock.spark.bronze import events_table
 
             self._metrics.show_lag(lag)
             self._metrics.show_events(events_table(lake).rows())
@@ -189,9 +199,7 @@ class Watch:
                     # The shell, and all that it has started.
                     os.killpg(command.pid, signal.SIGKILL)
         if command.returncode:
-            print(
-                f"penstock: --on-finding: ended with status {command.returncode}", file=sys.stderr
-            )
+            report(f"--on-finding: ended with status {command.returncode}")
 
 
 class _Metrics:

@@ -4,16 +4,17 @@ A task's rate of `count` in a period is a queue of that many tokens. To start a 
 a token for the period and never releases it: the token is visible again when the claim runs out, so
 that no more than `count` tasks start within any period. For a limit of concurrency, the claim of
 the token is extended while the task runs and released when it has ended. If a worker dies, its
-claims run out in both cases. See decision 113.
+claims run out in both cases. See decision 111.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.backends.loop import Steps
-from penstock.errors import QueueNotFound
+from penstock.errors import PenstockError, QueueNotFound
 from penstock.service import (
     Batch,
     Claim,
@@ -111,18 +112,29 @@ class LimitGate:
         allowed = len(slots)
         if self._rate is not None and slots:
             limit = min(allowed, self._rate.count)
-            tokens = await self._pull(self._rate_queue, limit, self._rate.period_ms)
+            try:
+                tokens = await self._pull(self._rate_queue, limit, self._rate.period_ms)
+            except BaseException:
+                # No task has these slots: other workers would miss them until they run out.
+                with suppress(PenstockError):
+                    await self._release(slots)
+                raise
             allowed = len(tokens)
         started: list[HeldTask] = []
-        while self._waiting and len(started) < allowed:
+        while self._waiting and allowed:
             held = self._waiting.popleft()
+            # A lost one needs no token; its runner ends it without running it.
             if not held.is_lost:
+                allowed -= 1
                 held.slot = slots.pop()
-                started.append(held)
+            started.append(held)
         self._start(started)
-        unused = [slot for slot in slots if slot is not None]
+        await self._release(slots)
+
+    async def _release(self, slots: Iterable[Claim | None]) -> None:
+        unused = [Release(slot.queue, slot.proof) for slot in slots if slot is not None]
         if unused:
-            await self._service.execute(Batch([Release(slot.queue, slot.proof) for slot in unused]))
+            await self._service.execute(Batch([*unused]))
 
     async def _pull(self, queue: str, limit: int, visibility_ms: int) -> list[Claim]:
         try:

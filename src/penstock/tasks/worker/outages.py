@@ -1,17 +1,17 @@
 """Reports of a store that cannot be reached: one for all commands that fail meanwhile."""
 
-import logging
 from collections.abc import Mapping
 from time import monotonic
 from typing import ClassVar, Final, TypeVar
 
 from penstock.errors import BackendLost
+from penstock.output import logger
 from penstock.service import AsyncQueueService, Command
 
 R = TypeVar("R")
 
 REMINDER_S: Final = 60.0
-_logger: Final = logging.getLogger("penstock.tasks")
+_logger: Final = logger("penstock.tasks")
 
 
 class OutageReporter:

@@ -8,6 +8,7 @@ tasks are pulled ahead as end in about a fifth of a second.
 import asyncio
 import logging
 import os
+import platform
 import signal
 import sys
 import threading
@@ -19,8 +20,9 @@ from typing import Any, Final
 import msgspec
 
 from penstock.backends import open_async_service
-from penstock.consumer.options import EXTENSIONS_PER_VISIBILITY
+from penstock.consumer.options import EXTENSIONS_PER_VISIBILITY, SOONER
 from penstock.errors import BackendLost, PenstockError, QueueNotFound, RequestError
+from penstock.output import logger, report
 from penstock.service import (
     BATCH_ITEMS_MAX,
     AsyncQueueService,
@@ -36,7 +38,7 @@ from penstock.tasks.finishing import TaskFinisher
 from penstock.tasks.names import TASK_QUEUE
 from penstock.tasks.running import HeldTask, fail, hold, run_here
 from penstock.tasks.schedule import ScheduleClock
-from penstock.tasks.steps import await_steps, ensure_queue
+from penstock.tasks.steps import await_steps, ensure_queue, raise_unavailable
 from penstock.tasks.worker.children import TaskChild
 from penstock.tasks.worker.counts import WorkerStatus
 from penstock.tasks.worker.limits import LimitGate
@@ -54,11 +56,19 @@ CANCELLED_S: Final = 1.0
 SCHEDULE_S_MAX: Final = 10.0
 RETRY_S_MAX: Final = 5.0
 BURST_PAUSE_S: Final = 0.05
+# How long a worker that starts pauses before it tries a store again that does not answer.
+_START_PAUSE_S: Final = 0.2
 # A task that was received so often may have crashed its workers: it is run in a child.
 SUSPECT_RECEIVES: Final = 5
 # The delay of a task that has to wait for a token, if too many are waiting already.
 GATE_DELAY_MS: Final = 2_000
-_logger: Final = logging.getLogger("penstock.tasks")
+_logger: Final = logger("penstock.tasks")
+
+
+def worker_holder(app: str) -> str:
+    """The name by which claims name a worker process."""
+    host = "".join(each for each in platform.node() if each.isprintable())
+    return f"worker {app[:40]} on {host[:50] or 'this machine'} (pid {os.getpid()})"
 
 
 class WorkerProcess:
@@ -89,11 +99,15 @@ class WorkerProcess:
         self._has_room = asyncio.Event()
         self._has_emptied = asyncio.Event()
         self._stop_requested = asyncio.Event()
+        # Whether the last extension of all claims failed, or a part of it.
+        self._extends_soon = False
         self._rate_per_s = 0.0
         self._finished = 0
         # The queues that a burst has found empty since it last pulled a task.
         self._empty: set[str] = set()
         self.status = WorkerStatus(pid=os.getpid())
+        # How the claims of this process name it.
+        self._holder = worker_holder(app.name)
 
     def stop(self) -> None:
         """Ends `run` when the tasks that run now have ended; the others are released."""
@@ -103,7 +117,7 @@ class WorkerProcess:
     async def run(self) -> None:
         """Works until `stop` is called. Raises PenstockError if the store cannot be used."""
         for queue in self._queues:
-            await await_steps(self._service, ensure_queue(queue, TASK_QUEUE))
+            await self._make_queue(queue)
         pulling = [self._repeat(self._pull_from(queue)) for queue in self._queues]
         pulling += [self._repeat(gate.run_once) for gate in self._gates.values()]
         if self._app.schedules:
@@ -127,6 +141,18 @@ class WorkerProcess:
             await _cancel([*first, *second])
             self._threads.close()
             self._coroutines.close()
+
+    async def _make_queue(self, queue: str) -> None:
+        """Makes a queue if it is missing, once the store answers."""
+        while not self._stop_requested.is_set():
+            try:
+                await await_steps(self._service, ensure_queue(queue, TASK_QUEUE))
+            except BackendLost:
+                # Reported once, as for the steps that are repeated.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop_requested.wait(), _START_PAUSE_S)
+            else:
+                return
 
     async def release_all(self) -> None:
         """Releases every claim at once; the process must end then, because tasks still run."""
@@ -163,7 +189,9 @@ class WorkerProcess:
             # A pull that waits asks for fewer: other pulls may use the room meanwhile.
             limit = min(room, PULL_MAX if not wait_ms else self._options.threads)
             try:
-                claims = await self._service.execute(Pull(queue, limit, visibility_ms, wait_ms))
+                claims = await self._service.execute(
+                    Pull(queue, limit, visibility_ms, wait_ms, holder=self._holder)
+                )
             except QueueNotFound:
                 await await_steps(self._service, ensure_queue(queue, TASK_QUEUE))
                 return
@@ -289,6 +317,8 @@ class WorkerProcess:
             return
         self._has_room.set()
         ours = [held for held in tasks if not held.is_lost and held.outcome is not None]
+        # Before the commands below, because only `ours` come again if these fail.
+        self._drop(set(tasks).difference(ours))
         try:
             if ours:
                 await await_steps(self._service, self._finisher.finish(ours))
@@ -299,12 +329,12 @@ class WorkerProcess:
         except Exception:
             # A fault in this program: the claims run out, and the tasks are run again.
             _logger.exception("%d tasks could not be finished", len(ours))
-            self._drop(tasks)
+            self._drop(ours)
             return
         self._empty.clear()
         self.status.count(ours)
         _report_failures(ours)
-        self._drop(tasks)
+        self._drop(ours)
         self._finished += len(tasks)
         if self._options.max_tasks is not None and self._finished >= self._options.max_tasks:
             self.stop()
@@ -317,7 +347,9 @@ class WorkerProcess:
 
     async def _extend_held(self) -> None:
         visibility_ms = self._options.visibility_ms
-        await asyncio.sleep(visibility_ms / 1_000 / EXTENSIONS_PER_VISIBILITY)
+        part_s = visibility_ms / 1_000 / EXTENSIONS_PER_VISIBILITY
+        await asyncio.sleep(part_s / SOONER if self._extends_soon else part_s)
+        self._extends_soon = True
         tasks = list(self._held)
         claims = [(held, held.claim) for held in tasks]
         claims += [(held, held.slot) for held in tasks if held.slot is not None]
@@ -329,6 +361,8 @@ class WorkerProcess:
             for (held, claim), reply in zip(part, replies, strict=True):
                 if isinstance(reply, RequestError) and claim is held.claim:
                     held.is_lost = held in self._held
+            raise_unavailable(replies)
+        self._extends_soon = False
 
     async def _read_cancelled(self) -> None:
         await asyncio.sleep(CANCELLED_S)
@@ -493,7 +527,7 @@ def main() -> int:
             app.use_url(options.url)
         return uvloop.run(run(app, options))
     except PenstockError as error:
-        sys.stderr.write(f"penstock worker: {error}\n")
+        report(str(error), "penstock worker")
         return 3
 
 
