@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import threading
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -13,11 +14,13 @@ from penstock.client import Queues
 from penstock.clock import ManualClock
 from penstock.cluster.address import read_address
 from penstock.cluster.open import open_node, open_router
+from penstock.cluster.operations import Operator, operate
 from penstock.service import CreateQueue, DescribeQueue
 from penstock.testing.conformance import ConformanceSuite
 from penstock.testing.conformance.batches import BatchContract
 from penstock.testing.conformance.crowd import CrowdContract
 from penstock.testing.conformance.dead_letters import DeadLetterContract
+from penstock.testing.conformance.fifo import FifoContract
 from penstock.testing.conformance.input import InputContract
 from penstock.testing.conformance.queues import QueueContract
 from penstock.testing.conformance.waiting import WaitingContract
@@ -93,6 +96,18 @@ def on_shards(nats_servers):
 
 
 @pytest.fixture(scope="module")
+def on_added_shards(nats_servers):
+    nodes = Nodes(f"{nats_servers.url}?name={next(_names)}&shards=1")
+    grow = partial(Operator.reshard, shards=4, moved=lambda queue: None)
+    asyncio.run(operate(nodes.node.address, grow))
+    # This one knows the number.
+    nodes.queues.close()
+    nodes.queues = Queues(Portal(lambda: open_router(nodes.node.address)))
+    yield nodes
+    nodes.stop()
+
+
+@pytest.fixture(scope="module")
 def in_real_time(nats_servers):
     url = f"{nats_servers.url}?name={next(_names)}&shards=4"
     node = NodeThread(url)
@@ -109,7 +124,7 @@ def some(contract, *names):
 
 
 class TestCluster(ConformanceSuite):
-    """The whole suite on one shard and a manual clock, without LACKS."""
+    """The whole suite on one shard and a manual clock."""
 
     @pytest.fixture
     def clock(self, on_one_shard):
@@ -117,7 +132,7 @@ class TestCluster(ConformanceSuite):
 
     @pytest.fixture
     def queues(self, on_one_shard):
-        assert not on_one_shard.queues.service.LACKS
+        assert set(on_one_shard.queues.service.LACKS) == {"peek pages", "by id"}
         return on_one_shard.queues
 
 
@@ -152,10 +167,12 @@ class BetweenShards(
         "test_names_are_listed_in_order_by_prefix_and_page_by_page",
         "test_a_removed_queue_is_not_listed_and_is_unknown",
         "test_a_queue_created_again_is_empty_and_refuses_old_receipts",
+        "test_history_has_the_events_of_a_message_in_order",
     ),
     some(  # type: ignore[misc]
         WaitingContract,
         "test_a_waiter_wakes_in_time_after_the_waiters_of_another_queue_were_served",
+        "test_a_pull_waiting_on_a_dead_letter_queue_wakes_when_a_message_is_moved",
         "test_deleting_a_queue_fails_its_waiters_and_no_others",
     ),
 ):
@@ -172,7 +189,7 @@ class TestClusterOfShards(ConformanceSuite if FULL else BetweenShards):  # type:
 
     @pytest.fixture
     def queues(self, on_shards):
-        assert set(on_shards.queues.service.LACKS) == {"dead-letter id"}
+        assert set(on_shards.queues.service.LACKS) == {"peek pages", "by id"}
         return on_shards.queues
 
     def pass_time(self, count):
@@ -212,6 +229,41 @@ class SpreadingRouter:
 
 async def open_spreading(address):
     return SpreadingRouter(await open_router(address))
+
+
+class MovingRouter(SpreadingRouter):
+    """A router that moves every queue it makes to the shard after its home shard."""
+
+    async def _spread(self, name):
+        spread = self._router.spread
+        if spread.places(name) is None:
+            await spread.move(name, [(spread.home(name) + 1) % 4])
+
+
+async def open_moving(address):
+    return MovingRouter(await open_router(address))
+
+
+class TestMovedQueues(TestClusterOfShards, FifoContract):
+    """Queues that are being moved: until dedup ids have expired they are in two shards."""
+
+    @pytest.fixture
+    def queues(self, on_shards):
+        with Queues(Portal(lambda: open_moving(on_shards.node.address))) as queues:
+            yield queues
+
+
+class TestGrownCluster(TestClusterOfShards, FifoContract):
+    """A cluster that was created with one shard and has four: most queues belong to another."""
+
+    @pytest.fixture
+    def clock(self, on_added_shards):
+        self._node = on_added_shards.node
+        return on_added_shards.clock
+
+    @pytest.fixture
+    def queues(self, on_added_shards):
+        return on_added_shards.queues
 
 
 class TestSpreadQueues(

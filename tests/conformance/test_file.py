@@ -1,4 +1,4 @@
-"""The file engine fulfils the contract: blocking and asyncio, in every durability, in real time."""
+"""Row 8: the file engine fulfils the contract: in both faces, every durability, real time."""
 
 from collections.abc import Mapping
 from pathlib import Path

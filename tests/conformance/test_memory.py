@@ -1,4 +1,4 @@
-"""The memory engine fulfils the contract: blocking and asyncio, and in real time for waits."""
+"""Row 8: the memory engine fulfils the contract, blocking and by asyncio; waits in real time."""
 
 import pytest
 

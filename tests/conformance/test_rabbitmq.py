@@ -1,4 +1,4 @@
-"""The RabbitMQ adapter fulfils the contract, except for its LACKS, against a real broker.
+"""Row 8: the RabbitMQ adapter fulfils the contract, except for its LACKS, at a real broker.
 
 Time is real time, by the broker's clock; a second of the suite is 70 ms.
 """

@@ -42,6 +42,7 @@ from penstock.testing.conformance.dead_letters import DeadLetterContract  # noqa
 from penstock.testing.conformance.fifo import FifoContract  # noqa: E402
 from penstock.testing.conformance.input import InputContract  # noqa: E402
 from penstock.testing.conformance.order import OrderContract  # noqa: E402
+from penstock.testing.conformance.pausing import PauseContract  # noqa: E402
 from penstock.testing.conformance.queues import QueueContract  # noqa: E402
 from penstock.testing.conformance.seam import BEHAVIOURS, Contract, behaviour  # noqa: E402
 from penstock.testing.conformance.waiting import WaitingContract  # noqa: E402
@@ -58,6 +59,7 @@ class ConformanceSuite(
     BatchContract,
     WaitingContract,
     QueueContract,
+    PauseContract,
     CrowdContract,
     InputContract,
 ):

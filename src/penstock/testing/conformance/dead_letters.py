@@ -1,6 +1,9 @@
 """The contract on dead letters: when a message is moved to the dead-letter queue, and redrive."""
 
-from penstock.testing.conformance.seam import Contract, behaviour
+from concurrent.futures import ThreadPoolExecutor
+
+from penstock.errors import RequestError, UnavailableError
+from penstock.testing.conformance.seam import TIMEOUT_S, Contract, behaviour
 
 
 class DeadLetterContract(Contract):
@@ -75,6 +78,45 @@ class DeadLetterContract(Contract):
         claim = self.claim(dead)
         assert (claim.id, claim.source) == (message_id, queue)
         assert (claim.body, claim.attributes) == (b"a", {"kind": "test"})
+
+    @behaviour("dead letters", "dead-letter claims")
+    def test_the_claims_of_a_dead_letter_are_counted_on_from_those_before_its_move(self) -> None:
+        queue, dead = self.queue_and_dead(3)
+        self.push_all(queue, "a")
+        epochs = []
+        for _ in range(3):
+            claim = self.claim(queue)
+            epochs.append(claim.epoch)
+            self.store.release(claim)
+        claim = self.claim(dead)
+        assert [*epochs, claim.epoch] == [1, 2, 3, 4]
+        self.store.release(claim)
+        assert self.claim(dead).epoch == 5
+
+    @behaviour("dead letters", "dead-letter id", "peek", "oldest age")
+    def test_a_dead_letter_keeps_the_time_of_its_push(self) -> None:
+        queue, dead = self.queue_and_dead(1)
+        self.push_all(queue, "a")
+        (pushed,) = self.store.peek(queue)
+        self.pass_time(5)
+        self.store.release(self.claim(queue))
+        claim = self.claim(dead)
+        assert (claim.id, claim.pushed_at_ms) == (pushed.id, pushed.pushed_at_ms)
+
+    @behaviour("dead letters", "dead-letter id", "fifo dedup")
+    def test_dead_letters_of_a_fifo_queue_that_had_one_dedup_id_are_both_there(self) -> None:
+        dead = self.queue(fifo=True)
+        queue = self.queue(fifo=True, dead_letter=dead, max_receives=1)
+        other = self.queue(fifo=True, dead_letter=dead, max_receives=1)
+        ids = []
+        for each in (queue, other):
+            ids.append(self.store.push(each, "a", group="g", dedup_id="same"))
+            self.store.release(self.claim(each))
+        found = [self.claim(dead)]
+        self.store.delete(found[0])
+        found.append(self.claim(dead))
+        assert [claim.id for claim in found] == ids
+        assert [claim.group for claim in found] == ["g", "g"]
 
     @behaviour("dead letters", "dead-letter receives")
     def test_the_pulls_of_a_dead_letter_are_counted_from_its_move(self) -> None:
@@ -186,6 +228,25 @@ class DeadLetterContract(Contract):
         assert self.store.redrive(dead) == 1
         assert self.drain(kept) == ["b"]
         assert self.drain(dead) == ["a", "c"]
+
+    @behaviour("redrive", "queue deletion", "threads", "depth")
+    def test_redriving_into_a_queue_that_is_deleted_meanwhile_counts_what_was_moved(self) -> None:
+        queue, other = self.queue(), self.name()
+        self.push_all(queue, *(f"m{number}" for number in range(20)))
+        with ThreadPoolExecutor(1) as pool:
+            for _ in range(5):
+                before = self.store.stats(queue).visible
+                self.store.create(other)
+                redriving = pool.submit(self.store.redrive, queue, to=other, limit=4)
+                self.store.remove(other)
+                try:
+                    moved = redriving.result(TIMEOUT_S)
+                except (RequestError, UnavailableError):
+                    # It was deleted first; the redrive may have moved some before. A broker may
+                    # close the connection over it: RabbitMQ 3.10 does so for a quorum queue.
+                    continue
+                assert moved > 0
+                assert self.store.stats(queue).visible == before - moved
 
     @behaviour("redrive")
     def test_redriving_into_the_same_or_an_unknown_queue_is_refused(self) -> None:

@@ -1,6 +1,7 @@
 """The contract on order: arrival, priority, the head, fair groups, and peek."""
 
 from penstock.errors import InvalidField
+from penstock.service import Delete, PeekFrom, PeekIds, PullIds, RedriveIds, ReturnIds
 from penstock.testing.conformance.seam import Contract, behaviour
 
 
@@ -230,6 +231,75 @@ class OrderContract(Contract):
         self.claim(queue)
         self.store.release(first)
         assert [message.body for message in self.store.peek(queue, 10)] == [b"b", b"a", b"c"]
+
+    @behaviour("peek pages")
+    def test_a_queue_is_read_page_by_page_and_by_id(self) -> None:
+        queue = self.queue()
+        ids = self.push_all(queue, *map(str, range(7)))
+        execute = self.store._execute
+        pages: list[list[bytes]] = []
+        after = 0
+        while page := execute(PeekFrom(queue, after, 3)):
+            pages.append([message.body for message in page])
+            after = page[-1].sequence
+        assert pages == [[b"0", b"1", b"2"], [b"3", b"4", b"5"], [b"6"]]
+        self.claim(queue)
+        assert [message.id for message in execute(PeekFrom(queue, 0, 3, "in_flight"))] == ids[:1]
+        found = execute(PeekIds(queue, [ids[6], ids[0], "no id of a message"]))
+        assert [message.body for message in found] == [b"6", b"0"]
+
+    @behaviour("by id")
+    def test_messages_are_claimed_by_their_ids_whatever_their_place(self) -> None:
+        queue = self.queue()
+        ids = self.push_all(queue, *map(str, range(6)))
+        execute = self.store._execute
+        wanted = [ids[4], ids[2], ids[4], "no id of a message"]
+        claims = execute(PullIds(queue, wanted, None, "somebody"))
+        assert [(claim.body, claim.receives) for claim in claims] == [(b"4", 1), (b"2", 1)]
+        assert execute(PullIds(queue, ids[2:3])) == []
+        execute(Delete(queue, claims[0].receipt))
+        self.store.release(queue, receipt=claims[1].receipt)
+        assert [claim.body for claim in self.store.pull_many(queue, 10)] == [
+            b"0",
+            b"1",
+            b"2",
+            b"3",
+            b"5",
+        ]
+
+    @behaviour("by id", "fifo")
+    def test_of_a_fifo_group_only_the_next_message_is_claimed_by_its_id(self) -> None:
+        queue = self.queue(fifo=True)
+        ids = [self.store.push(queue, str(n), group="g", dedup_id=str(n)) for n in range(3)]
+        execute = self.store._execute
+        assert execute(PullIds(queue, ids[1:])) == []
+        assert [claim.id for claim in execute(PullIds(queue, ids))] == ids[:1]
+
+    @behaviour("by id")
+    def test_messages_are_returned_by_their_ids_whoever_holds_them(self) -> None:
+        queue = self.queue()
+        ids = self.push_all(queue, "a", "b")
+        later = self.store.push(queue, "c", delay=300)
+        claim = self.claim(queue)
+        execute = self.store._execute
+        assert execute(ReturnIds(queue, [*ids, later])) == 2
+        with self.refused("receipt"):
+            self.store.delete(claim)
+        assert [claim.body for claim in self.store.pull_many(queue, 9)] == [b"a", b"b", b"c"]
+
+    @behaviour("by id", "dead letters")
+    def test_dead_letters_are_moved_by_their_ids(self) -> None:
+        dead = self.queue()
+        queue = self.queue(dead_letter=dead, max_receives=1)
+        ids = self.push_all(queue, "a", "b", "c")
+        for claim in self.store.pull_many(queue, 3):
+            self.store.release(claim)
+        execute = self.store._execute
+        assert execute(RedriveIds(dead, ids[1:2])) == 1
+        assert execute(RedriveIds(dead, ids[2:], queue)) == 1
+        assert execute(RedriveIds(dead, ids[1:])) == 0
+        assert [message.body for message in self.store.peek(queue, 9)] == [b"b", b"c"]
+        assert [message.body for message in self.store.peek(dead, 9)] == [b"a"]
 
     @behaviour("peek", "peek states", "delay")
     def test_peeking_can_show_what_is_delayed_and_what_is_in_flight(self) -> None:

@@ -207,7 +207,7 @@ class QueueContract(Contract):
         assert young_ms is not None
         assert young_ms < age_ms
 
-    @behaviour("history", "release", "dead letters", "dead-letter id")
+    @behaviour("history", "release", "arrival order", "dead letters", "dead-letter id")
     def test_history_has_the_events_of_a_message_in_order(self) -> None:
         dead = self.queue()
         queue = self.queue(dead_letter=dead, max_receives=2)

@@ -1,0 +1,1 @@
+"""AWS Lambda's event source mapping for SQS, for a function on this machine: `penstock lambda`."""
