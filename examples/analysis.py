@@ -9,25 +9,16 @@ Run the file, or open it in an editor that supports `# %%` cells:
 # %% A session, and the lake's tables as DataFrames.
 import sys
 
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from penstock.spark.lake import Lake
 from penstock.spark.session import make_session
-from penstock.spark.tables import TABLES
+from penstock.spark.views import tables_of
 
 spark = make_session(name="analysis")
-lake = Lake.open(sys.argv[1])
-
-
-def table(name: str) -> DataFrame:
-    """One table of the lake."""
-    schema = {each.name: each.schema for each in TABLES}[name]
-    return lake.table(name, schema).frame(spark)
-
-
-attempts = table("attempts")
-messages = table("messages")
+tables = tables_of(Lake.open(sys.argv[1]))
+attempts = tables["attempts"].frame(spark)
+messages = tables["messages"].frame(spark)
 
 # %% How long each worker holds a message, and how often it lets the claim run out.
 workers = (

@@ -7,14 +7,15 @@ docs/formats/carrot.md has every byte.
 import socket
 import sys
 
-WRITE, READ, ADD, REMOVE = b"\x00", b"\x0f", b"\xf0", b"\xff"
-ACK, NACK = b"\x00", b"\x01"
+WRITE, READ, ADD, REMOVE, ACK, NACK = b"\x00", b"\x0f", b"\xf0", b"\xff", b"\x00", b"\x01"
+if len(sys.argv) != 2 or not sys.argv[1].isdecimal():
+    sys.exit("usage: python carrot_client.py PORT, that of a broker on this machine")
 ADDRESS = ("127.0.0.1", int(sys.argv[1]))
 
 
 def answer(link: socket.socket) -> tuple[int, str]:
     """The status, 0 for SUCCESS and 1 for ERROR, and the text up to its NUL."""
-    data = b""
+    data = link.recv(1)
     while not data[1:].endswith(b"\0"):
         data += link.recv(4_096)
     return data[0], data[1:-1].decode()
@@ -35,12 +36,14 @@ def read(queue: bytes, verdict: bytes) -> bytes | str:
             return incoming.read().rstrip(b"\0").decode()
         message = incoming.read(incoming.read(1)[0])
         link.sendall(verdict)
-        incoming.read()  # the answer to the verdict, and then the broker closes
-        return message
+        return message if incoming.read() else b""  # the verdict's answer; the broker closes
 
 
 queue = b"example"
-ask(ADD + queue + b"\0")
+try:
+    ask(ADD + queue + b"\0")
+except (OSError, OverflowError) as error:
+    sys.exit(f"no broker answers at port {sys.argv[1]}: {error}")
 ask(WRITE + bytes([len(b"hello")]) + queue + b"\0" + b"hello")
 print("read", read(queue, NACK))
 print("read", read(queue, ACK), "again")

@@ -10,6 +10,15 @@ from urllib.request import Request, urlopen
 
 # Chromedriver picks a port that is free on IPv6, and ends if another program uses it on IPv4.
 TRIES = 10
+# Keys that are no characters, as the driver's protocol has them.
+KEYS = {
+    "Escape": "\ue00c",
+    "Tab": "\ue004",
+    "Enter": "\ue007",
+    "Space": " ",
+    "Up": "\ue013",
+    "Down": "\ue015",
+}
 
 
 def _chromedriver() -> tuple["subprocess.Popen[str]", str]:
@@ -92,6 +101,37 @@ class Browser:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         command = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": features}}
         self._post("/goog/cdp/execute", command)
+
+    def press(self, *keys: str) -> None:
+        """Presses these keys of the keyboard, one after the other: characters, or KEYS."""
+        actions = [
+            {"type": kind, "value": KEYS.get(key, key)}
+            for key in keys
+            for kind in ("keyDown", "keyUp")
+        ]
+        source = {"type": "key", "id": "keyboard", "actions": actions}
+        self._post("/actions", {"actions": [source]})
+
+    def resize(self, width: int, height: int, *, is_phone: bool = False) -> None:
+        """Emulates a screen of this size."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone}
+        command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
+        self._post("/goog/cdp/execute", command)
+
+    def names(self) -> list[tuple[str, str]]:
+        """What a screen reader is told of the page: the role and the name of each element."""
+        command = {"cmd": "Accessibility.getFullAXTree", "params": {}}
+        nodes = self._post("/goog/cdp/execute", command)["nodes"]
+        return [
+            (each["role"]["value"], each.get("name", {}).get("value", ""))
+            for each in nodes
+            if not each["ignored"]
+        ]
+
+    def screenshot(self) -> str:
+        """What the window shows: a PNG, in base64."""
+        shown: str = self._call("/screenshot")
+        return shown
 
     def complaints(self) -> list[str]:
         """The messages in the browser's console since the last call."""

@@ -29,12 +29,21 @@ SEED = int(
 # in every run, so that a new failure is caused by a change and not by new examples.
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.load_profile("ci" if IN_CI else "local")
+# For `make score MUTANTS=1`: whether an example fails is enough, making it small takes minutes.
+hypothesis.settings.register_profile(
+    "mutants",
+    hypothesis.settings.get_profile("ci"),
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+)
+PROFILE = os.environ.get("PENSTOCK_PROFILE", "ci" if IN_CI else "local")
+hypothesis.settings.load_profile(PROFILE)
 
-# The JVM of a test runs for about a minute: too short for its optimising compiler to save time.
+# What the JVMs of tests run is planned once: their optimising compiler takes longer than it saves.
+# Without it they have 48 MB for compiled code, which Spark fills: then Java drops some of it, and
+# compiles it again.
 QUICK_JVMS = dict.fromkeys(
     ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"),
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m",
 )
 os.environ.update(QUICK_JVMS)
 
@@ -61,24 +70,40 @@ def services() -> dict[str, str]:
 
 # These come first in a parallel run: started last, each would run while the other workers are idle.
 LONGEST = (
+    "spark",
     "jvm",
     "rabbitmq",
+    "console",
     "tests/conformance/test_sqs.py::TestSqs",
     "tests/server/test_conformance.py",
     "tests/server/sqs/test_load.py",
+)
+# Most of these start JVMs of their own; the servers of the documents listen at the same port.
+JVM_OF_THEIR_OWN = (
+    "tests/docs/",
+    "tests/spark/test_consume_killed.py",
+    "tests/spark/test_elsewhere.py",
+    "tests/spark/test_examples.py",
+    "tests/spark/test_increments.py",
+    "tests/spark/test_run_options.py",
+    "tests/spark/test_warm.py",
 )
 
 
 def group_of(nodeid):
     """The name of the group of tests that one worker of a parallel run gets: they share fixtures.
 
-    All tests that start a JVM are one group, so that the session is started once and two never
-    compete; those of the documents belong to it, whose servers also listen at the same port. All
-    tests that need RabbitMQ are another.
+    Tests with Spark are two groups of about the same length, so that no more than two sessions are
+    started and two workers share them. All tests that need RabbitMQ are another, and those of the
+    console, which share a browser.
     """
     path, *within = nodeid.partition("[")[0].split("::")
-    if path.startswith(("tests/spark/", "tests/docs/")):
+    if path.startswith(JVM_OF_THEIR_OWN):
         return "jvm"
+    if path.startswith("tests/spark/"):
+        return "spark"
+    if path.startswith("tests/server/console/"):
+        return "console"
     if "rabbitmq" in path:
         return "rabbitmq"
     return "::".join([path, *within[:-1]])

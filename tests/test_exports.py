@@ -30,6 +30,7 @@ def test_the_public_names_are_these_and_no_others():
         "MissingExtra",
         "Overloaded",
         "PenstockError",
+        "PersistedQueue",
         "ProtocolError",
         "PushReply",
         "QueueDeleted",
@@ -41,6 +42,7 @@ def test_the_public_names_are_these_and_no_others():
         "QueueStats",
         "Queues",
         "RequestError",
+        "SharedQueue",
         "StaleReceipt",
         "StoreFull",
         "StoreInUse",
@@ -64,7 +66,7 @@ def test_every_public_error_is_a_penstock_error():
 
 
 def test_every_error_that_a_page_names_can_be_imported_from_the_package():
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     named = set(re.findall(r"\b[A-Z][A-Za-z]+\b", " ".join(page.read_text() for page in pages)))
     kinds = {name for name in vars(errors) if isinstance(getattr(errors, name), type)}
     missing = named & kinds - set(penstock.__all__) - {"Any", "Sequence"}

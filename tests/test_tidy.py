@@ -52,8 +52,12 @@ BAD = [
     (tidy.module_docstrings, SRC, '"""Queue"""'),
     (tidy.module_docstrings, SRC, '"""What may be pulled next"""'),
     (tidy.module_docstrings, SRC, '"""what may be pulled next."""'),
+    (tidy.commanding_docstrings, SRC, 'def f():\n    """Return the name."""'),
     (tidy.prints, SRC, "print('hello')"),
     (tidy.prints, SRC, "def f():\n    breakpoint()"),
+    (tidy.prints, "src/penstock/cli/__init__.py", "print('hello')"),
+    (tidy.prints, SRC, "sys.stderr.write(text)"),
+    (tidy.prints, SRC, "log = logging.getLogger('penstock.engine')"),
     (tidy.dangerous_code, SRC, "import pickle"),
     (tidy.dangerous_code, SRC, "from marshal import loads"),
     (tidy.dangerous_code, SRC, "import shelve as s"),
@@ -74,7 +78,20 @@ BAD = [
     (tidy.sleeps, TEST, "def test_a_b_c():\n    time.sleep(1)"),
     (tidy.sleeps, TEST, "async def test_a_b_c():\n    await asyncio.sleep(0.1)"),
     (tidy.sleeps, TEST, "def f():\n    def g():\n        sleep(seconds)"),
+    (tidy.dropped_errors, SRC, "try:\n    f()\nexcept PenstockError:\n    g()"),
+    (
+        tidy.dropped_errors,
+        SRC,
+        "try:\n    f()\nexcept (errors.PenstockError, OSError) as e:\n    g()",
+    ),
+    (tidy.opened_files, SRC, "open('x')"),
+    (tidy.opened_files, SRC, "os.open(path, os.O_RDONLY)"),
+    (tidy.opened_files, SRC, "path.open('ab')"),
+    (tidy.opened_files, SRC, "(root / 'x').write_text('x')"),
+    (tidy.opened_files, SRC, "root.mkdir(parents=True)"),
+    (tidy.dropped_errors, SRC, "with suppress(PenstockError, TimeoutError):\n    f()"),
     (tidy.idle_permissions, tidy.SLEEPS, "tests/test_gone.py::test_a: it had to"),
+    (tidy.idle_permissions, tidy.DROPPED_ERRORS, "src/penstock/errors.py::error_class: no"),
 ]
 
 GOOD = [
@@ -97,7 +114,10 @@ GOOD = [
     (tidy.banner_comments, SRC, '"""\n# ----------\n"""\nx = "# ===="  # a -- b\n# +----+\n'),
     (tidy.module_docstrings, SRC, '"""What may be pulled next.\n\nMore.\n"""'),
     (tidy.module_docstrings, TEST, "x = 1"),
-    (tidy.prints, "src/penstock/cli/__init__.py", "print('hello')"),
+    (tidy.commanding_docstrings, SRC, 'def f():\n    """Returns the name."""\ndef g(): ...'),
+    (tidy.commanding_docstrings, TEST, 'def f():\n    """Return the name."""'),
+    (tidy.prints, "src/penstock/output.py", "sys.stdout.write(text)"),
+    (tidy.prints, SRC, "logging.getLogger('aiormq')"),
     (tidy.prints, SRC, '"""print(this)"""\nself.print(1)'),
     (tidy.dangerous_code, SRC, "import re\nre.compile('x')\nyaml.safe_load(x)\nself.exec(1)"),
     (tidy.build_output, "src/penstock/core/build.py", ""),
@@ -105,6 +125,14 @@ GOOD = [
     (tidy.test_names, TEST, "def test_an_old_receipt_changes_nothing(): ...\ndef helper(): ..."),
     (tidy.sleeps, TEST, "async def test_a_b_c():\n    await asyncio.sleep(0)"),
     (tidy.sleeps, SRC, "time.sleep(1)"),
+    (tidy.dropped_errors, SRC, "try:\n    f()\nexcept PenstockError as e:\n    g(e)"),
+    (tidy.dropped_errors, SRC, "try:\n    f()\nexcept PenstockError:\n    g()\n    raise"),
+    (tidy.opened_files, SRC, "os.open(os.devnull, os.O_RDWR)"),
+    (tidy.opened_files, SRC, "segments.open(path, writable=True)"),
+    (tidy.opened_files, "src/penstock/files.py", "open('x')"),
+    (tidy.opened_files, TEST, "open('x')"),
+    (tidy.dropped_errors, SRC, "with suppress(QueueNotFound):\n    f()  # not PenstockError"),
+    (tidy.dropped_errors, TEST, "with suppress(PenstockError):\n    f()"),
     (tidy.idle_permissions, tidy.SLEEPS, "# a comment\n\n"),
 ]
 
@@ -159,3 +187,20 @@ def test_a_class_name_that_two_modules_use_is_an_offence():
     assert list(tidy.unique_classes({one: "class Queue: ...", DOC: text})) == []
     twice = {one: "class Queue: ...\nclass Queue: ..."}
     assert len(list(tidy.unique_classes(twice))) == 1
+
+
+def test_a_verb_that_names_more_functions_than_its_limit_is_an_offence(monkeypatch):
+    monkeypatch.setattr(tidy, "VERB_LIMITS", {"settle": 1})
+    one, two = "src/penstock/one.py", "src/penstock/two.py"
+    (found,) = tidy.single_meanings({one: "def settle(): ...", two: "x = 1\ndef _settle(): ..."})
+    assert str(found).startswith(f"{two}:2: settle is the name of 2 functions, at most 1")
+    assert (
+        list(tidy.single_meanings({one: "def settle(): ...", two: "def settle_due(): ..."})) == []
+    )
+    assert list(tidy.single_meanings({one: "def settle(): ...", TEST: "def settle(): ..."})) == []
+
+
+def test_only_a_listed_function_may_drop_errors_of_every_kind():
+    path, text = "src/penstock/carrot.py", "def __exit__():\n    suppress(PenstockError)"
+    assert offences_of(tidy.dropped_errors, path, text) == []
+    assert offences_of(tidy.dropped_errors, path, text.replace("__exit__", "other"))

@@ -5,12 +5,13 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import penstock
 from penstock.backends.redis.scripts import NAMES
+from tools import package
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "pyproject.toml"
@@ -28,7 +29,8 @@ def data_files():
 
 def test_the_wheel_takes_whole_packages_and_leaves_nothing_out():
     wheel = tomllib.loads(BUILD.read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel == {"packages": ["src/penstock", "src/pyspark_penstock"]}
+    assert wheel["packages"] == ["src/penstock", "src/pyspark_penstock", "src/pytest_penstock"]
+    assert wheel.keys() == {"packages", "sbom-files"}
     found = {path.relative_to(ROOT / "src").as_posix() for path in data_files()}
     assert found >= {*SCRIPTS, "penstock/py.typed"}
 
@@ -45,7 +47,6 @@ def test_no_data_file_is_ignored_by_git_which_would_keep_it_out_of_the_wheel():
     assert (done.returncode, done.stdout) == (1, "")
 
 
-@pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchling is not installed")
 def test_a_wheel_that_is_built_has_every_script(tmp_path):
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -53,3 +54,9 @@ def test_a_wheel_that_is_built_has_every_script(tmp_path):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert names >= SCRIPTS
     assert names >= {path.relative_to(ROOT / "src").as_posix() for path in data_files()}
+    (bill,) = [name for name in names if name.endswith("/sboms/sbom.cdx.json")]
+    assert zipfile.ZipFile(wheel).read(bill).decode() == package.bill_of_materials()
+
+
+def test_the_version_of_the_module_is_that_of_the_package():
+    assert tomllib.loads(BUILD.read_text())["project"]["version"] == penstock.__version__

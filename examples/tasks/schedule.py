@@ -10,13 +10,18 @@ It prints:
     no pulse came twice
 """
 
+import os
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.tasks import TaskApp
 
 app = TaskApp(name="clockwork")
 PULSES = Path("pulses.txt")
+# How long the first pulse is waited for.
+WORKER_S = 30
 
 
 @app.task
@@ -26,8 +31,10 @@ def report(kind: str) -> None:
 
 @app.task(ttl=30)
 def pulse() -> None:
-    """Adds a line to a file."""
-    with PULSES.open("a") as file:
+    """Adds a line to a file while `main` counts them."""
+    # "r+", unlike "a", makes no file.
+    with suppress(FileNotFoundError), PULSES.open("r+") as file:
+        file.seek(0, os.SEEK_END)
         file.write("pulse\n")
 
 
@@ -41,9 +48,14 @@ def main() -> None:
         print(f"{name}: {schedule.shown}")
     PULSES.write_text("")
     began_s = time.time()
-    while (count := len(PULSES.read_text().splitlines())) < 3:
-        time.sleep(0.1)
-    seconds = int(time.time()) - int(began_s)
+    try:
+        while (count := len(PULSES.read_text().splitlines())) < 3:
+            if not count and time.time() > began_s + WORKER_S:
+                sys.exit("no pulse came: start a worker, penstock worker schedule:app")
+            time.sleep(0.1)
+        seconds = int(time.time()) - int(began_s)
+    finally:
+        PULSES.unlink()
     # A pulse that was due just before the start may be counted too.
     is_once = count <= seconds + 1
     print("no pulse came twice" if is_once else f"{count} pulses in {seconds} s")

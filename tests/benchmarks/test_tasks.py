@@ -46,3 +46,25 @@ def test_a_quick_run_prints_every_part():
     figures = json.loads(done.stdout.splitlines()[-1])
     assert {*figures["rates_per_s"]} == {"nothing", "sleep_10ms", "enqueue"}
     assert [target["name"] for target in figures["targets"]] == ["delayed calls, p99, ms"]
+
+
+@pytest.mark.service("redis-server")
+@pytest.mark.parametrize(
+    ("only", "reason"),
+    [
+        ("rq", "benchmark: rq: not part of a quick run"),
+        ("penstok", "--only: 'penstok' is none of penstock, dramatiq, taskiq, arq, huey"),
+    ],
+)
+def test_a_peer_that_is_not_there_is_an_error_with_its_name(only, reason):
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.tasks", "--quick", "--only", only],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert reason in done.stderr
+    assert "calls a second" not in done.stdout

@@ -17,16 +17,12 @@ def memory(command, heap, workers):
 def test_the_last_round_is_compared_with_a_tenth_of_them():
     assert watching.shown_rounds(200) == [20, 100, 200]
     assert watching.shown_rounds(5) == [1, 2, 5]
-    users = [memory(1, 0, 0)] * 19 + [memory(100, 0, 0)] + [memory(999, 0, 0)] * 179
-    tasks = [memory(200, 50, 40)] * 199
-    users, tasks = [*users, memory(111, 0, 0)], [*tasks, memory(200, 60, 20)]
-    found = watching.targets(dict(zip(watching.RUNS, (users, tasks), strict=True)))
-    assert {target.name.partition(", last")[0]: (target.value, target.met) for target in found} == {
-        "command": (1.11, False),
-        "command, tasks of Spark": (1.0, True),
-        "Java's heap": (1.2, False),
-        "workers": (0.5, True),
-    }
+    found = [memory(1, 1, 1)] * 19 + [memory(100, 50, 40)] + [memory(999, 9, 9)] * 179
+    targets = watching.targets([*found, memory(111, 55, 20)], [1.0, 3.0, 9.0])
+    assert {each.name.partition(", last")[0]: (each.value, each.met) for each in targets} == {
+        "command": (1.11, False), "Java's heap": (1.1, True), "workers": (0.5, True),
+        "a round with little new, seconds": (3.0, False),
+    }  # fmt: skip
 
 
 def test_the_memory_of_processes_below_this_one_is_counted():

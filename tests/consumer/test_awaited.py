@@ -194,3 +194,40 @@ def test_ending_a_loop_ends_its_task():
         assert asyncio.all_tasks() == before
 
     run(steps)
+
+
+def test_run_takes_plain_functions_and_whatever_returns_something_to_await():
+    async def steps(queues, clock):
+        done = []
+
+        async def work(claim):
+            await asyncio.sleep(0)
+            done.append(claim.body)
+
+        def work_plainly(claim):
+            done.append(claim.body)
+
+        def start(claim):
+            return asyncio.ensure_future(work(claim))
+
+        for each in (work, work_plainly, start, lambda claim: work(claim)):
+            await queues.push_many("orders", ["a", "b"])
+            await queues.consume("orders", idle=0).run(each)
+            assert done == [b"a", b"b"]
+            assert await stats(queues) == (0, 0, 0)
+            done.clear()
+
+    run(steps)
+
+
+def test_a_generator_function_is_refused_before_a_message_is_pulled():
+    async def steps(queues, clock):
+        async def generate(claim):
+            yield claim
+
+        await queues.push("orders", "a")
+        with pytest.raises(penstock.InvalidField, match="work: it has a yield"):
+            await queues.consume("orders", idle=0).run(generate)
+        assert await stats(queues) == (1, 0, 0)
+
+    run(steps)

@@ -5,11 +5,15 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Mapping
+from typing import ClassVar
 
 import pytest
 
 import penstock
-from penstock import InvalidField, ManualClock
+from penstock import InvalidField, ManualClock, Queues
+from penstock.errors import BackendLost
+from penstock.service import Extend
 
 TIMEOUT_S = 60
 
@@ -125,6 +129,36 @@ def test_the_thread_extends_in_real_time_too():
         assert stats(queues) == (0, 0, 0)
 
 
+class Unreachable:
+    """A service that cannot be reached by the next so many extensions."""
+
+    LACKS: ClassVar[Mapping[str, str]] = {}
+    redrive_max = 250
+
+    def __init__(self, service, failures):
+        self._service = service
+        self._failures = failures
+        self.close = service.close
+
+    def execute(self, command):
+        if type(command) is Extend and self._failures:
+            self._failures -= 1
+            raise BackendLost("no answer")
+        return self._service.execute(command)
+
+
+def test_an_extension_that_fails_is_tried_twice_more_before_the_claim_runs_out(queues, clock):
+    queues.push("orders", "x")
+    failing = Queues(Unreachable(queues.service, 2), clock)
+    with failing.consume("orders") as claims:
+        next(claims)
+        for _ in range(29):
+            clock.advance(seconds=1)
+        # Its first deadline has passed.
+        clock.advance(seconds=5)
+        assert stats(queues) == (0, 0, 1)
+
+
 def test_a_claim_is_held_no_longer_than_asked_for(queues, clock):
     queues.push("orders", "stuck")
     with queues.consume("orders", hold_max=60) as claims:
@@ -216,3 +250,34 @@ def test_a_queue_whose_claims_last_no_time_needs_a_visibility(queues):
         next(queues.consume("zero"))
     with pytest.raises(penstock.QueueNotFound):
         next(queues.consume("nowhere"))
+
+
+class AsyncWork:
+    """A callable whose calls return coroutines, which its type does not show."""
+
+    async def __call__(self, claim):
+        raise AssertionError("nothing awaits this")
+
+
+async def async_work(claim):
+    raise AssertionError("nothing awaits this")
+
+
+def generate(claim):
+    yield claim
+
+
+@pytest.mark.parametrize("work", [async_work, AsyncWork(), lambda claim: async_work(claim)])
+def test_a_function_that_has_to_be_awaited_is_refused_and_loses_no_message(queues, work):
+    queues.push_many("orders", ["a", "b"])
+    with pytest.raises(InvalidField, match=r"^work: .*penstock\.aio\.connect"):
+        queues.consume("orders", idle=0).run(work)
+    assert sum(stats(queues)) == 2
+    assert stats(queues)[2] == 0
+
+
+def test_a_generator_function_is_refused_before_a_message_is_pulled(queues):
+    queues.push("orders", "a")
+    with pytest.raises(InvalidField, match="work: it has a yield"):
+        queues.consume("orders", idle=0).run(generate)
+    assert stats(queues) == (1, 0, 0)

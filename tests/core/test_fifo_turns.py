@@ -1,4 +1,4 @@
-"""The order of groups on a FIFO queue: all of one group, then of the group that waited longest."""
+"""Row 8: the order of groups on a FIFO queue: all of one, then of the one that waited longest."""
 
 from penstock.core.shard import ShardState
 from penstock.service import ConfigureQueue, CreateQueue, Delete, Pull, Purge, Push, Release

@@ -1,4 +1,4 @@
-"""Runs: many plain pushes applied together have the same effect as one by one."""
+"""Row 8: many plain pushes applied together, a run, have the same effect as one by one."""
 
 from contextlib import suppress
 from typing import Any

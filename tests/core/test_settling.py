@@ -1,4 +1,4 @@
-"""Many messages that are due at once are settled in steps; every command sees the right state."""
+"""Row 27: of many messages that are due at once, every command sees the right state."""
 
 import random
 

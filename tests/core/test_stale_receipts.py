@@ -6,6 +6,7 @@ from penstock.backends.engine.engine import Engine
 from penstock.core import queue as queue_module
 from penstock.core.shard import ShardState
 from penstock.errors import MessageGone, StaleReceipt
+from penstock.journal import MemoryJournal
 from penstock.service import CreateQueue, Delete, Extend, Pull, Push, Redrive, Release
 from tests.core.observed import ObservedEngine
 
@@ -98,3 +99,13 @@ def test_a_stale_receipt_error_names_both_causes_if_releases_were_dropped(observ
     )
     restarted.engine._receipts = observed.engine._receipts
     assert "ran out, or it was released some time ago" in why(restarted, second)
+
+
+def test_a_stale_receipt_error_names_the_command_that_tells_more():
+    engine = Engine(MemoryJournal(100))
+    engine.submit(CreateQueue("q"))
+    pushed = engine.submit(Push("q", b"x"))
+    (given,) = engine.submit(Pull("q"))
+    engine.submit(Release("q", given.receipt))
+    with pytest.raises(StaleReceipt, match=f"penstock why {pushed.id} says"):
+        engine.submit(Delete("q", given.receipt))

@@ -27,23 +27,24 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Its Python is run by `tests/spark/test_queue_document.py`, in the Spark session of those tests.
-IN_SPARK = ROOT / "docs" / "spark-queues.md"
+IN_SPARK = ROOT / "docs" / "how-to" / "spark-queues.md"
 # The Python of these needs a server that its commands start; it finds it by these variables.
 WITH_SERVER: dict[Path, dict[str, str]] = {
-    ROOT / "docs" / "carrot.md": {},
-    ROOT / "docs" / "sqs.md": {},
-    ROOT / "docs" / "sqs-adapter.md": {
+    ROOT / "README.md": {},
+    ROOT / "docs" / "how-to" / "carrot.md": {},
+    ROOT / "docs" / "how-to" / "sqs.md": {},
+    ROOT / "docs" / "how-to" / "sqs-adapter.md": {
         "AWS_ENDPOINT_URL_SQS": "http://127.0.0.1:9471",
         "AWS_ACCESS_KEY_ID": "any",
         "AWS_SECRET_ACCESS_KEY": "any",
     },
 }
 # Its Python is run by `tests/backends/rabbitmq/test_service.py`, with the broker of those tests.
-WITH_BROKER = ROOT / "docs" / "rabbitmq.md"
-# Its blocks that are not run are tables.
-TABLES = ROOT / "docs" / "benchmarks.md"
+WITH_BROKER = ROOT / "docs" / "how-to" / "rabbitmq.md"
 # Commands that a document may give its reader, but that a test must not run.
 SETUP = ("pip ", "uv ", "git ", "sudo ", "pre-commit ")
+
+PAGE_BYTES_MAX = 15 * 1024
 
 # Some commands start Spark, which takes long on a busy machine.
 COMMAND_S_MAX = 240
@@ -95,6 +96,10 @@ class Terminal:
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(directory),
+            # As in an environment into which Penstock was installed from its wheel.
+            "PYTEST_PLUGINS": "pytest_penstock",
+            # What Java and Spark load is the same for every document.
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
         }
         # A document sets the variables that its commands need.
         for name in [each for each in self.environment if each.startswith(("AWS_", "PENSTOCK_"))]:
@@ -215,7 +220,7 @@ def fault_of(words: list[str]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d != TABLES], ids=named)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_commands_that_are_not_run_have_valid_arguments(document: Path) -> None:
     assert [fault for words in shown_commands(document) if (fault := fault_of(words))] == []
     faults = [fault_of(words) for words in inline_commands(document)]
@@ -247,3 +252,9 @@ def test_every_page_that_a_document_links_to_exists() -> None:
         if not (document.parent / target).exists()
     ]
     assert missing == []
+
+
+def test_a_page_can_be_read_in_one_sitting() -> None:
+    pages = [page for page in DOCUMENTS if page.name != "CONTRIBUTING.md"]
+    large = {named(page): page.stat().st_size for page in pages}
+    assert {name: size for name, size in large.items() if size > PAGE_BYTES_MAX} == {}

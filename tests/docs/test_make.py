@@ -1,6 +1,6 @@
 """CI or a test here runs every target of the Makefile and every command of CONTRIBUTING.md.
 
-What takes long is run in its smallest form (docs/decisions/219).
+What takes long is run in its smallest form (docs/decisions/218).
 They run in a copy of the tree, whose environment links to that of this test, so that no target
 writes into the real tree. The tests are in one group with those of the documents, because
 `make serve` listens at the same port.
@@ -33,6 +33,8 @@ BY_A_TEST = {
     "fix": "test_fix_formats_and_corrects",
     "bench": "test_bench_prints_a_table",
     "score": "test_score_prints_the_scorecard",
+    "docs": "test_docs_builds_the_site",
+    "package": "test_package_builds_archives_and_tries_the_wheel",
     "sim": "test_sim_runs_seeds_and_repeats_one",
     "clean": "test_clean_removes_caches_and_build_output",
 }
@@ -153,6 +155,33 @@ def test_score_prints_the_scorecard(copy):
     assert re.search(r"^21 +queue names +passed", out, re.MULTILINE)
 
 
+def test_docs_builds_the_site(copy):
+    assert make(copy, "docs").endswith("the site is in build/site\n")
+    assert (copy / "build" / "site" / "index.html").is_file()
+
+
+def test_package_builds_archives_and_tries_the_wheel(copy):
+    """The wheel is installed with the core dependencies only, and its server answers."""
+    out = make(copy, "package")
+    assert out.count("PASSED") == 2
+    assert re.search(r"^dist/penstock-[\d.]+-py3-none-any\.whl: [\d,]+ KiB$", out, re.MULTILINE)
+    for name in ("import", "penstock --help", "penstock serve answers", "idle memory"):
+        assert re.search(rf"^{name}: [\d.]+ (s|MiB)", out, re.MULTILINE)
+    assert (copy / "sbom.cdx.json").read_bytes() == (ROOT / "sbom.cdx.json").read_bytes()
+
+
+def test_score_shows_that_a_row_finds_a_mutant(copy):
+    # Of each area but one nothing is left, and of that one a mutant that is found in seconds.
+    for path in (copy / "tools" / "mutants").glob("*.toml"):
+        path.unlink() if path.stem != "journal" else None
+    mutants = copy / "tools" / "mutants" / "journal.toml"
+    first = mutants.read_text().partition("[[mutant]]")[2].partition("[[mutant]]")[0]
+    mutants.write_text(f"[[mutant]]{first}")
+    out = make(copy, "score", "MUTANTS=1", PENSTOCK_SERVICES=os.devnull)
+    assert re.search(r"^header-is-not-verified .* row 4, tests/journal/test_damage", out, re.M)
+    assert "mutants: 1 of 1 found, by rows 4" in out
+
+
 def test_sim_runs_seeds_and_repeats_one(copy):
     out = make(copy, "sim")
     assert re.search(r"^seeds \d+ to \d+$", out, re.MULTILINE)
@@ -191,7 +220,7 @@ def test_serve_starts_a_server_and_prints_commands_to_try(copy):
             assert time.monotonic() < deadline_s
             lines.append(server.stdout.readline())
             assert lines[-1], f"the server ended: {''.join(lines)}"
-        assert lines[0] == "penstock: Amazon SQS at http://127.0.0.1:9324\n"
+        assert "penstock: Amazon SQS at http://127.0.0.1:9324\n" in lines
         assert any(line.startswith("  docs ") for line in lines)
         assert (copy / "penstock-data" / "store").is_file()
     finally:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from penstock.journal.fileheader import PAGE_BYTES, SLOT_OFFSETS
+from penstock.journal.header_page import PAGE_BYTES, SLOT_OFFSETS
 from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
 from tests.conftest import FULL
@@ -198,3 +198,23 @@ def test_a_stream_with_random_damage_opens_and_gives_no_wrong_bytes(seed):
     hit = sum(found_.size_bytes for found_ in segments.quarantined)
     kept = sum(32 + len(data) for data in found.values())
     assert hit + kept == damaged.end_offset
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_damaged_slot_does_not_lead_to_a_file_that_was_dropped(place):
+    """Row 4: both slots must say where the stream begins before the files before that are gone."""
+    disk = Disk()
+    segments = open_on(disk)
+    for number in range(12):
+        segments.append([bytes([number]) * 1_000], version=VERSION)
+    segments.sync()
+    assert segments.drop_before(segments.end_offset) > 0
+    names = sorted(name for name in disk.names_now if name.endswith(".seg"))
+    at = SLOT_OFFSETS[place]
+    for name in names:
+        cache = disk.names_now[name].cache
+        if any(cache[at : at + 8]):
+            cache[at] ^= 1
+    reopened = open_on(disk)
+    assert reopened.first_offset == segments.first_offset
+    assert reopened.append([b"next"], version=VERSION)[0] == 13

@@ -6,10 +6,10 @@ import random
 import pytest
 
 from penstock.errors import StoreUnusable
-from penstock.journal.fileheader import PAGE_BYTES
+from penstock.journal.disk import OsStorage
+from penstock.journal.header_page import PAGE_BYTES
 from penstock.journal.manifest import read_manifest
 from penstock.journal.reader import JournalReader
-from penstock.journal.storage import OsStorage
 from tests.journal.test_manifest import (
     FILE_BYTES,
     PAYLOAD_BYTES,

@@ -8,10 +8,10 @@ import stat
 import pytest
 
 from penstock.errors import JournalError, StoreFull, StoreUnusable
-from penstock.journal.fileheader import PAGE_BYTES, SLOT_OFFSETS, pack_slot, unpack_slots
+from penstock.journal.disk import OsStorage
+from penstock.journal.header_page import PAGE_BYTES, SLOT_OFFSETS, pack_slot, unpack_slots
 from penstock.journal.manifest import NAME, FileList, Manifest, read_manifest
 from penstock.journal.segments import Segments
-from penstock.journal.storage import OsStorage
 from tests.journal.disk import Disk
 from tests.journal.test_segments import GOLDEN, dump, undump
 

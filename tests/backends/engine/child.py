@@ -21,15 +21,15 @@ from penstock.backends.engine.blocking import BlockingEngine
 from penstock.backends.engine.store import open_engine
 from penstock.client import Queues
 from penstock.errors import QueueExists
-from penstock.journal import file, room
-from penstock.journal.storage import OsStorage
+from penstock.journal import file_journal, room
+from penstock.journal.disk import OsStorage
 
 VISIBILITY_MS = 500
 # It ends after this time if it is not killed; a busy machine needs much longer than an idle one.
 RUN_S_MAX = 300
 upkeep.SLICE = 50  # type: ignore[misc]
 upkeep.GROWTH_BYTES_MIN = 60_000  # type: ignore[misc]
-file._MARK_BYTES = 10_000  # type: ignore[misc]
+file_journal._MARK_BYTES = 10_000  # type: ignore[misc]
 room._AMPLE_BYTES = 10_000  # type: ignore[misc]
 
 

@@ -17,7 +17,7 @@ from penstock.clock import ManualClock
 from penstock.core.delivery import OUTBOX, VISIBLE
 from penstock.core.shard import replay
 from penstock.errors import RequestError
-from penstock.journal import file as file_module
+from penstock.journal import file_journal as file_module
 from penstock.journal import room as room_module
 from penstock.journal.reader import JournalReader
 from penstock.service import (
@@ -238,9 +238,9 @@ class RandomStore:
 
     def _route(self, limit: int) -> None:
         """Does what a router does for departed messages, but does not confirm every arrival."""
-        for owed, push in self.engine.departures(limit):
+        for owed, content in self.engine.departures(limit):
             number = owed.delivery.number
-            assert push.body == self.bodies[self.engine._ids.show(number)]
+            assert owed.push(content).body == self.bodies[self.engine._ids.show(number)]
             if self.rng.random() < 0.7:
                 assert self.engine.arrived(number, owed.delivery.epoch)
                 self.done["arrival"] += 1

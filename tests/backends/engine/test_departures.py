@@ -108,8 +108,8 @@ def route(source, target):
     """What a router does once: it waits until each side is durable."""
     departures = source.engine.departures(3)
     source.engine.journal.wait(source.engine.answer_sequence)
-    for owed, push in departures:
-        target(push)
+    for owed, content in departures:
+        target(owed.push(content))
         target.engine.journal.wait(target.engine.answer_sequence)
         yield owed
         source.engine.arrived(owed.delivery.number, owed.delivery.epoch)
@@ -236,7 +236,7 @@ def test_a_store_with_an_outbox_verifies_and_has_the_history_of_its_messages(sha
     source.engine.close()
     findings = verify(str(source.root / "store"))
     assert [each.text for each in findings if each.is_damage] == []
-    assert any("1 queues with 3 messages" in each.text for each in findings)
+    assert any("1 queue with 3 messages" in each.text for each in findings)
 
 
 def test_a_damaged_message_in_the_outbox_is_lost_and_the_others_still_arrive(shards):

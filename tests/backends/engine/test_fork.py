@@ -5,11 +5,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+import pytest
+
 import penstock
 from penstock.backends.engine.blocking import BlockingEngine
 from penstock.backends.engine.store import open_engine
 from penstock.errors import PenstockError
 from penstock.persisted import PersistedQueue
+from penstock.tasks import TaskApp
 
 
 def result_in_child(call: Callable[[], object]) -> str:
@@ -49,6 +52,38 @@ def test_a_child_is_refused_and_the_parent_loses_nothing(quick_path):
     queues.close()
     with connect(path) as again:
         assert [message.body for message in again.peek("q", limit=10)] == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("url", ["memory:", "memory:?history=9"])
+def test_a_child_is_refused_by_a_store_in_the_memory_of_its_parent(url):
+    queues = penstock.connect(url)
+    queues.create("q")
+    queues.push("q", b"before")
+    calls = [
+        lambda: queues.push("q", b"child"),
+        lambda: queues.pull("q"),
+        lambda: queues.stats("q"),
+    ]
+    for call in calls:
+        result = result_in_child(call)
+        assert result.startswith("JournalError: ")
+        assert "file:PATH" in result
+    assert result_in_child(queues.close) == "done"
+    queues.push("q", b"after")
+    assert [message.body for message in queues.peek("q", 9)] == [b"before", b"after"]
+    queues.close()
+
+
+def test_a_task_app_on_a_store_in_memory_does_not_push_in_a_child_where_nobody_works():
+    app = TaskApp("memory:")
+
+    @app.task
+    def work() -> None: ...
+
+    work.push()
+    result = result_in_child(work.push)
+    assert result.startswith("JournalError: ")
+    app.close()
 
 
 def test_a_child_that_outlives_the_parent_connection_does_not_keep_the_store_locked(quick_path):

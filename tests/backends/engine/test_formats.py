@@ -48,7 +48,7 @@ from penstock.core.shard import QueueSnapshot, ShardSnapshot, replay
 from penstock.errors import CorruptEntry
 from penstock.journal import codec, concerns
 from penstock.journal.columns import pack_columns, unpack_columns
-from penstock.journal.file import FileJournal
+from penstock.journal.file_journal import FileJournal
 from penstock.journal.reader import JournalReader
 from penstock.journal.segments import Segments
 from penstock.journal.snapshot import (
@@ -63,8 +63,17 @@ from penstock.journal.snapshot import (
 from penstock.service import QueueSettings
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "blocks"
-# In order of age. The last has queues since their settings have a priority age.
-EVENT_FILES = ("events-1.txt", "events-2.txt", "events-3.txt", "events-4.txt")
+# In order of age. The fourth has queues since their settings have a priority age, the seventh since
+# they can be paused.
+EVENT_FILES = (
+    "events-1.txt",
+    "events-2.txt",
+    "events-3.txt",
+    "events-4.txt",
+    "events-5.txt",
+    "events-6.txt",
+    "events-7.txt",
+)
 AT_MS = 1_700_000_000_123
 SETTINGS = QueueSettings(dead_letter="dead", max_receives=3, annotations={"a": "b"})
 PUSHED = Pushed(
@@ -77,6 +86,7 @@ EVENTS: dict[str, list[Any]] = {
     "QueueConfigured, priority age": [
         QueueConfigured(AT_MS, 2, QueueSettings(priority_age_ms=300_000))
     ],
+    "QueueConfigured, paused": [QueueConfigured(AT_MS, 2, QueueSettings(paused=True))],
     "QueueRemoved": [QueueRemoved(AT_MS, 2, 1_000)],
     "QueuePurged": [QueuePurged(AT_MS, 2, 5, 99)],
     "Pushed, plain": [Pushed(AT_MS, 2, 76, b"hi", size_bytes=2)],
@@ -98,6 +108,13 @@ EVENTS: dict[str, list[Any]] = {
     "QueueStated": [QueueStated(AT_MS, 2, "orders", SETTINGS, AT_MS - 9, AT_MS - 1)],
     "Departed": [Departed(AT_MS, 2, 77, 3, 5, "dead")],
     "Arrived": [Arrived(AT_MS, 2, 77, 3)],
+    "Arrived, with its place": [Arrived(AT_MS, 2, 77, 3, 4, 123_456)],
+    "Claimed, held": [Claimed(AT_MS, 2, 77, 1, AT_MS + 30_000, None, "worker-7")],
+    "claims of one holder": [
+        Claimed(AT_MS, 2, 77, 1, AT_MS + 30_000, None, "worker-7"),
+        Deleted(AT_MS, 2, 70, 4),
+        Claimed(AT_MS, 2, 78, 1, AT_MS + 30_000, None, "worker-7"),
+    ],
     "a batch": [
         Pushed(AT_MS, 2, 78, b"one", size_bytes=3),
         Pushed(AT_MS, 2, 79, b"two", group="g", size_bytes=3),
@@ -254,13 +271,13 @@ def write_golden_snapshot(directory):
 def test_the_golden_snapshot_is_what_is_written(tmp_path):
     path = write_golden_snapshot(tmp_path)
     assert path.name == "snapshot-0000000000001000"
-    assert path.read_bytes() == b"".join(golden("snapshot-4.txt").values())
+    assert path.read_bytes() == b"".join(golden("snapshot-5.txt").values())
     outline = read_outline(path)
     assert outline is not None
     assert (outline.number, outline.term) == (3, 7)
 
 
-@pytest.mark.parametrize("name", [f"snapshot-{number}.txt" for number in range(1, 5)])
+@pytest.mark.parametrize("name", [f"snapshot-{number}.txt" for number in range(1, 6)])
 def test_the_golden_snapshots_are_read_as_their_state(tmp_path, name):
     path = tmp_path / "snapshot-0000000000001000"
     path.write_bytes(b"".join(golden(name).values()))

@@ -106,6 +106,29 @@ async def turns(count=5):
         await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("journal", [None, HeldJournal()], ids=["at_once", "deferred"])
+def test_a_callback_with_a_fault_keeps_no_claims_from_those_behind_it(journal):
+    async def check(service, clock):
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        pulls = [service.submit(Pull("q", wait_ms=1_000)) for _ in range(3)]
+        pulls[0].then(lambda *_: 1 / 0)
+        others = [collect(pending) for pending in pulls[1:]]
+        # What waits for the timer must not be lost with the fault either.
+        service.submit(CreateQueue("other"))
+        late = collect(service.submit(Pull("other", wait_ms=2_000)))
+        service.submit(PushMany("q", [b"1", b"2", b"3"]))
+        await turns()
+        for _ in range(2 if journal else 0):
+            journal.sync()
+            await turns()
+        assert [[claim.body for claim in claims] for ((claims, _),) in others] == [[b"2"], [b"3"]]
+        clock.advance(seconds=2)
+        await turns()
+        assert late == [([], None)]
+
+    on_loop(check, journal)
+
+
 def test_a_woken_pull_is_called_back_from_the_loop_and_may_submit_commands():
     async def check(service, clock):
         first, second = (

@@ -41,12 +41,17 @@ from penstock.service import (
     History,
     ListQueues,
     Peek,
+    PeekFrom,
+    PeekIds,
     Pull,
+    PullIds,
     Purge,
     Push,
     PushMany,
     Redrive,
+    RedriveIds,
     Release,
+    ReturnIds,
     Stats,
 )
 from tests.core.observed import as_bytes
@@ -147,8 +152,9 @@ class FilledEngine:
         submit(CreateQueue("once", {"dead_letter": "dead", "max_receives": 1}))
         submit(CreateQueue("f", {"fifo": True}))
         submit(CreateQueue("empty"))
+        self.ids: list[str] = []
         for number in range(8):
-            submit(Push("q", b"q%d" % number, priority=number % 2))
+            self.ids.append(submit(Push("q", b"q%d" % number, priority=number % 2)).id)
             submit(Push("once", b"once%d" % number))
             submit(Push("f", b"f%d" % number, group="ab"[number % 2]))
         submit(Push("q", b"late", delay_ms=5_000))
@@ -181,6 +187,11 @@ class FilledEngine:
             "extend": Extend("q", receipt, 60_000),
             "release": Release("q", receipt),
             "peek": Peek("q", 10),
+            "peek from": PeekFrom("q", 0, 10),
+            "peek ids": PeekIds("q", self.ids),
+            "pull ids": PullIds("q", self.ids),
+            "return ids": ReturnIds("q", self.ids),
+            "redrive ids": RedriveIds("dead", [self.id], "q"),
             "stats": Stats("q"),
             "purge": Purge("q"),
             "redrive": Redrive("dead", "q"),
@@ -345,18 +356,22 @@ def test_a_damaged_message_is_lost_by_an_event_even_if_the_pull_that_finds_it_is
     assert claim.body == b"once1"
 
 
-def filled_store(path, count, file_bytes):
+DEAD_LETTERING = {"dead_letter": "dead", "max_receives": 1}
+
+
+def filled_store(path, count, file_bytes, settings=DEAD_LETTERING):
     """A store of several files whose messages are no longer kept in memory."""
     engine = open_engine(path, clock=ManualClock(), file_bytes=file_bytes)
-    engine.submit(CreateQueue("q", {"dead_letter": "dead", "max_receives": 1}))
+    engine.submit(CreateQueue("q", settings))
     engine.submit(PushMany("q", [b"%0200d" % number for number in range(count)]))
     engine.close()
     return open_engine(path, clock=ManualClock(), file_bytes=file_bytes)
 
 
-def test_row_6_a_pull_refused_because_a_file_is_missing_changes_nothing(tmp_path):
+@pytest.mark.parametrize("settings", [DEAD_LETTERING, {}], ids=["plain path", "fast path"])
+def test_row_6_a_pull_refused_because_a_file_is_missing_changes_nothing(tmp_path, settings):
     """Row 6: with a segment missing a pull is refused, and other commands are answered."""
-    engine = filled_store(tmp_path / "store", 400, 16_384)
+    engine = filled_store(tmp_path / "store", 400, 16_384, settings)
     segments = sorted((tmp_path / "store" / "journal").glob("*.seg"))
     engine.submit(Pull("q", 1))
     before = as_bytes(engine.shard)

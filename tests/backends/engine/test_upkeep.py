@@ -11,8 +11,8 @@ from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.core.shard import ShardSnapshot
 from penstock.errors import JournalError, StoreFull
-from penstock.journal import readers
-from penstock.journal.fileheader import (
+from penstock.journal import reader_positions
+from penstock.journal.header_page import (
     FORMAT,
     PAGE_BYTES,
     SLOT_OFFSETS,
@@ -21,10 +21,10 @@ from penstock.journal.fileheader import (
     pack_page,
     pack_slot,
 )
-from penstock.journal.files import name_of
 from penstock.journal.reader import JournalReader
 from penstock.journal.snapshot import Outline, SnapshotWriter, read_outline, snapshot_paths
 from penstock.journal.store import FORMAT as STORE_FORMAT
+from penstock.journal.stream_files import name_of
 from penstock.service import CreateQueue, Delete, Pull, Purge, Push, Redrive, Stats
 from tests.backends.engine.random_store import (
     exact_replay,
@@ -181,20 +181,20 @@ def test_long_lived_messages_do_not_keep_the_files_of_deleted_ones(quick_path):
 
 def test_nothing_that_a_named_reader_has_not_read_is_dropped(store):
     store(CreateQueue("q"))
-    readers.register(store.root / "store", "spark", 0, 1)
+    reader_positions.register(store.root / "store", "spark", 0, 1)
     for _ in range(4):
         store(*[Push("q", bytes(3_000))] * 20)
         store(Purge("q"))
         store.run_pass()
     assert store.engine.journal.segments.first_offset == 0
     floor = store.engine.journal.segments.end_offset
-    readers.register(store.root / "store", "spark", floor, 2)
+    reader_positions.register(store.root / "store", "spark", floor, 2)
     for _ in range(3):
         store.run_pass()
         store(*[Push("q", bytes(3_000))] * 20)
         store(Purge("q"))
     assert 0 < store.engine.journal.segments.first_offset <= floor
-    assert readers.forget(store.root / "store", "spark")
+    assert reader_positions.forget(store.root / "store", "spark")
     store.run_pass()
     store.reopen()
 

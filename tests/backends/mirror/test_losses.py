@@ -1,4 +1,4 @@
-"""A mirror whose connection is lost, or which is killed, at every single command that it sends."""
+"""Row 26: a mirror whose connection is lost, or which is killed, at every command that it sends."""
 
 from contextlib import suppress
 from typing import Any, ClassVar

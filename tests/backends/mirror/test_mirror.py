@@ -23,7 +23,7 @@ from penstock.errors import (
     StoreUnusable,
     UnsupportedOperation,
 )
-from penstock.journal import readers
+from penstock.journal import reader_positions
 from penstock.service import Batch, CreateQueue, Push
 
 MirrorFollower: Any = Follower
@@ -434,7 +434,7 @@ def test_two_mirrors_of_a_store_need_two_names(pair):
     second = MirrorFollower(str(pair.path), other, "second")
     second.start()
     second.close()
-    assert [each.name for each in readers.registered(pair.path)] == ["mirror", "second"]
+    assert [each.name for each in reader_positions.registered(pair.path)] == ["mirror", "second"]
     with pytest.raises(InvalidField, match=r"reader: '\.\./x'"):
         MirrorFollower(str(pair.path), pair.kept, "../x")
 
@@ -454,9 +454,10 @@ def test_a_mirror_whose_events_were_dropped_says_so_and_what_to_do(pair):
     state_file.write_text(text.replace(state.journal, "00" * 16))
     with pytest.raises(StoreUnusable, match="belongs to another journal"):
         MirrorFollower(str(pair.path), pair.kept)
-    state_file.write_text("{")
-    with pytest.raises(StoreUnusable, match="cannot be read as a mirror's state"):
-        MirrorFollower(str(pair.path), pair.kept)
+    for content in ("{", '{"x":' + "[" * 100_000):
+        state_file.write_text(content)
+        with pytest.raises(StoreUnusable, match="cannot be read as a mirror's state"):
+            MirrorFollower(str(pair.path), pair.kept)
     shutil.rmtree(pair.path / "mirrors")
 
 
@@ -467,12 +468,12 @@ def test_files_that_the_mirror_has_not_read_are_kept(pair):
     position = pair.follower.progress.position
     pair.stop()
     primary.push_many("orders", [bytes(1_000)] * 100)
-    (reader,) = readers.registered(pair.path)
+    (reader,) = reader_positions.registered(pair.path)
     assert reader.name == "mirror"
     assert reader.floor_offset == position
     pair.sync()
     pair.stop()
-    (reader,) = readers.registered(pair.path)
+    (reader,) = reader_positions.registered(pair.path)
     assert reader.floor_offset > position + 100_000
 
 
@@ -546,7 +547,7 @@ def test_only_a_store_can_be_mirrored_and_not_to_itself(tmp_path):
         (f"mirror:?primary=file:{tmp_path}/s&mirror=file:x&name=../x", "reader: '../x'"),
         (f"mirror:?primary=file:{tmp_path}/s&mirror=file:x&moved=2", "neither 0 nor 1"),
         ("mirror:?primary=amqp://u:hunter2@h&mirror=file:x", "has no journal"),
-        ("mirror:?primary=file:x&miror=amqp://u:hunter2@h", "has no option 'miror'"),
+        ("mirror:?primary=file:x&miror=amqp://u:hunter2@h", "has an unknown option; it has mirror"),
         ("mirror:x?primary=file:x&mirror=amqp://u:hunter2@h", "is not of the form mirror:"),
         ("mirror:?primary=file:x&mirror=amqpp://u:hunter2@h", "unknown URL scheme 'amqpp'"),
     ]:

@@ -16,7 +16,7 @@ from penstock import aio
 from penstock.backends.mirror.service import MirrorService
 from penstock.backends.remote.daemon import running_pid
 from penstock.cli import main
-from penstock.journal import readers
+from penstock.journal import reader_positions
 from tests.ports import lasting_port, refusing_port
 from tests.server.conftest import TIMEOUT_S, DaemonProcess, end_daemon, until
 from tests.server.sqs.conftest import PENSTOCK, clean_environment, serve
@@ -130,8 +130,15 @@ def test_a_mirror_that_cannot_be_reached_does_not_delay_the_primary(store, other
             with connect(f"file:{other}") as mirrored:
                 until(lambda: mirrored.names() == ["orders"])
                 until(lambda: mirrored.stats("orders").visible == 1)
+            mirror = queues.service.mirror
+            until(lambda: mirror.progress is not None and mirror.progress.behind_bytes == 0)
         finally:
             server.stop()
+        # While it waits for the other service, it is behind by all that was pushed meanwhile.
+        queues.push("orders", bytes(1_000))
+        until(lambda: mirror.progress.error is not None)
+        queues.push("orders", bytes(100_000))
+        until(lambda: mirror.progress.behind_bytes > 101_000)
 
 
 def test_the_command_mirrors_beside_a_server_and_its_lag_is_seen(store, other, run):
@@ -171,7 +178,7 @@ def test_the_command_mirrors_beside_a_server_and_its_lag_is_seen(store, other, r
             out, errors = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0, errors
         assert json.loads(out.splitlines()[0])["refused"] == 0
-    (reader,) = readers.registered(store)
+    (reader,) = reader_positions.registered(store)
     assert reader.name == "mirror"
 
 
@@ -180,11 +187,11 @@ def test_what_cannot_be_mirrored_is_refused_with_a_reason(store, other, run):
         "mirror", "--from", "memory:", "--to", "memory:", status=3
     )
     assert "give --to URL" in run("mirror", "--from", f"file:{store}", status=2)
-    assert "is not a Penstock store" in run(
-        "mirror", "--from", f"file:{store}", "--to", f"file:{other}", "--once", status=6
+    assert f"no store at {store}; penstock create makes one" in run(
+        "mirror", "--from", f"file:{store}", "--to", f"file:{other}", "--once", status=3
     )
     assert not other.exists()
-    run("mirror", "--from", f"file:{store}", "--status", status=6)
+    run("mirror", "--from", f"file:{store}", "--status", status=3)
     with connect(f"file:{store}") as queues:
         queues.create("orders")
     said = run("mirror", "--from", f"file:{store}", "--status", status=1)

@@ -105,6 +105,28 @@ def test_an_amqp_client_sees_what_the_store_has(rabbit, store, name):
         assert queues.service.mirror.failure is None
 
 
+def test_what_only_time_causes_reaches_rabbitmq_from_a_store_that_nobody_uses(rabbit, store, name):
+    with connect(f"mirror:?primary=file:{store}&mirror={rabbit.url}") as queues:
+        queues.create(name, visibility_timeout=1, dead_letter=f"{name}-dead", max_receives=2)
+        queues.push_many(name, [b"dead", b"back"])
+        queues.release(queues.pull(name))
+        assert queues.pull(name).body == b"dead"
+        assert queues.pull(name).body == b"back"
+        queues.push(name, b"short", ttl=1)
+        until(lambda: queue_exists(rabbit, name), TIMEOUT_S)
+        with connect(rabbit.url) as mirrored:
+
+            def has_all():
+                live, dead = mirrored.stats(name), mirrored.stats(f"{name}-dead")
+                return (live.visible, live.in_flight, dead.visible) == (1, 0, 1)
+
+            until(has_all, TIMEOUT_S)
+        until(lambda: has_caught_up(queues))
+        assert queues.service.mirror.failure is None
+    assert [body for body, _ in take_all(rabbit, name)] == [b"back"]
+    assert [body for body, _ in take_all(rabbit, f"{name}-dead")] == [b"dead"]
+
+
 def test_a_message_keeps_its_attributes_as_headers(rabbit, store, name):
     with connect(f"mirror:?primary=file:{store}&mirror={rabbit.url}") as queues:
         queues.create(name)

@@ -158,6 +158,32 @@ def test_dead_letters_reach_every_kind_of_service(primary, mirror, target):
     assert (follower.progress.refused, follower.progress.unmatched) == (0, 0)
 
 
+def test_what_only_time_causes_reaches_every_kind_of_service(primary, mirror, target):
+    """Nobody uses the store any more: a claim ends, a TTL, and a claim after which it is dead."""
+    primary.create("orders", visibility_timeout=1, dead_letter="dead", max_receives=2)
+    primary.push("orders", b"dead")
+    primary.release(primary.pull("orders"))
+    assert primary.pull("orders").body == b"dead"
+    primary.push("orders", b"back", priority=1)
+    assert primary.pull("orders").body == b"back"
+    primary.push("orders", b"delayed", delay=1)
+    primary.push("orders", b"short", ttl=1)
+    follower = mirror()
+    with CONNECT(target) as mirrored:
+
+        def has_all():
+            follower.step()
+            return counts(mirrored, "orders") == (2, 0, 0) and counts(mirrored, "dead") == (1, 0, 0)
+
+        until(has_all)
+        assert sorted(bodies(mirrored, "orders")) == [b"back", b"delayed"]
+        assert bodies(mirrored, "dead") == [b"dead"]
+        # All that there is was durable, and is what the mirror compares itself with.
+        until(lambda: not follower.step())
+        assert follower.progress.behind_bytes == 0
+        assert follower.progress.position == primary.service._engine.journal.end_position
+
+
 def test_a_mirror_that_was_killed_duplicates_nothing_at_any_kind_of_service(
     primary, mirror, target
 ):

@@ -271,6 +271,32 @@ def test_a_dead_letter_that_cannot_be_moved_yet_keeps_its_count(queues, name, am
     assert queues.pull(f"{name}-dead").body == b"x"
 
 
+def test_a_dead_letter_that_cannot_be_moved_does_not_keep_the_messages_behind_it(
+    queues, name, amqp
+):
+    queues.create(name, dead_letter=f"{name}-dead", max_receives=1)
+    queues.push_many(name, ["poison", "a", "b"])
+    amqp(lambda channel: channel.queue_delete(f"{name}-dead"))
+    with pytest.raises(QueueNotFound):
+        queues.release(queues.pull(name))
+    assert [claim.body for claim in queues.pull_many(name, 3)] == [b"a", b"b"]
+    queues.create(f"{name}-dead")
+    assert queues.pull(name) is None
+    assert queues.pull(f"{name}-dead").body == b"poison"
+
+
+def test_a_redrive_that_fails_keeps_no_message(queues, name, amqp):
+    queues.create(name, dead_letter=f"{name}-dead", max_receives=1)
+    queues.push_many(name, ["a", "b", "c"])
+    for claim in queues.pull_many(name, 3):
+        queues.release(claim)
+    amqp(lambda channel: channel.queue_delete(name))
+    with pytest.raises(QueueNotFound):
+        queues.redrive(f"{name}-dead")
+    left = queues.pull_many(f"{name}-dead", 9)
+    assert sorted(claim.body for claim in left) == [b"a", b"b", b"c"]
+
+
 def test_what_rabbitmq_cannot_do_is_refused_with_the_reason(queues, name, connect):
     queues.create(name)
     for use in (

@@ -1,5 +1,6 @@
 """RabbitMQ killed, stopped or stalled under load, and processes that end with claims."""
 
+import asyncio
 import os
 import re
 import secrets
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 import penstock
+import penstock.aio
 from penstock.backends.rabbitmq import registry
-from penstock.errors import BackendLost, StaleReceipt, UnavailableError
+from penstock.errors import BackendLost, QueueNotFound, StaleReceipt, UnavailableError
 from tests.conftest import FULL
 from tests.rabbit import PAUSE, shared_broker
 from tests.server.conftest import until
@@ -157,7 +159,7 @@ def test_a_new_broker_killed_at_once_still_has_the_queues_and_their_messages():
 def test_a_registry_that_rabbitmq_lost_is_removed_by_the_documented_command(monkeypatch):
     """Row 12: the queues are created again, and their messages are still there."""
     monkeypatch.setattr(registry, "_REGISTERED_S", 0)
-    page = (Path(__file__).parents[3] / "docs" / "rabbitmq.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "rabbitmq.md").read_text()
     (command,) = re.findall(r"^rabbitmqctl (eval .*)$", page, re.MULTILINE)
     with shared_broker() as broker:
         with penstock.connect(broker.url) as queues:
@@ -256,3 +258,36 @@ def test_a_classic_queue_knows_after_a_crash_that_its_message_was_pulled(rabbit,
         until(lambda: queues.pull(name) is None and queues.stats(f"{name}-dead").visible)
         dead = queues.pull(f"{name}-dead")
         assert (dead.id, dead.receives) == (message_id, 1)
+
+
+def test_channels_that_the_broker_closes_do_not_end_the_connection(rabbit, name):
+    """Row 26: a channel is opened while the broker closes another, for a queue that is missing."""
+
+    async def run():
+        queues = await penstock.aio.connect(rabbit.url)
+        names = [f"{name}-{number}" for number in range(30)]
+        for each in names:
+            await queues.create(each)
+        service: Any = queues.service
+
+        async def describe_missing():
+            with pytest.raises(QueueNotFound):
+                await queues.describe(f"{name}-missing")
+
+        async def pull_on_a_new_channel(each):
+            assert await queues.pull(each) is None
+            await service._lines[each].close_channel()
+
+        for _ in range(20):
+            await asyncio.gather(
+                *(
+                    work
+                    for each in names
+                    for work in (describe_missing(), pull_on_a_new_channel(each))
+                )
+            )
+        for each in names:
+            await queues.remove(each)
+        await queues.close()
+
+    asyncio.run(run())

@@ -29,7 +29,7 @@ from penstock.testing.conformance import BEHAVIOURS
 from tests.server.conftest import until
 
 pytestmark = pytest.mark.service("rabbitmq-server")
-PAGE = Path(__file__).parents[3] / "docs" / "rabbitmq.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "rabbitmq.md"
 TIMEOUT_S = 30
 
 
@@ -164,6 +164,51 @@ def test_pulls_that_are_cancelled_in_any_step_lose_no_message(rabbit, name):
                 found += claims
             assert len({claim.id for claim in found}) == 20
             assert (await queues.stats(name)).messages == 0
+
+    asyncio.run(run())
+
+
+async def cancelled_after(steps, call):
+    """Cancels a call after so many turns of the loop; whether it had not ended by then."""
+    task = asyncio.ensure_future(call)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        return True
+    return False
+
+
+def test_commands_that_are_cancelled_in_any_step_leave_no_message_that_nobody_holds(rabbit, name):
+    """What they have begun is finished, so that a second connection finds each message once."""
+
+    async def run():
+        url, dead = rabbit.url, f"{name}-dead"
+        async with await penstock.aio.connect(url) as queues:
+            await queues.create(name, visibility_timeout=600, dead_letter=dead, max_receives=1)
+            bodies = {f"{steps}" for steps in range(24)}
+            await queues.push_many(name, sorted(bodies))
+            claims = await queues.pull_many(name, 24)
+            cancelled = 0
+            for steps, claim in enumerate(claims):
+                # Half of them become dead letters, the others are deleted.
+                use = queues.release if steps % 2 else queues.delete
+                cancelled += await cancelled_after(1 + steps // 2, use(claim))
+            for steps in range(12):
+                cancelled += await cancelled_after(steps, queues.redrive(dead))
+            assert cancelled > 12, cancelled
+            async with await penstock.aio.connect(url) as others:
+                left: list[Any] = []
+                while len(left) < 12:
+                    for queue in (name, dead):
+                        left += await others.pull_many(queue, 24)
+                released = {claim.body for claim in claims[1::2]}
+                assert {claim.body for claim in left} == released
+                assert len(left) == 12
+        async with await penstock.aio.connect(url) as last:
+            assert (await last.stats(name)).messages + (await last.stats(dead)).messages == 12
 
     asyncio.run(run())
 

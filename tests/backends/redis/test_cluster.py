@@ -1,10 +1,13 @@
 """A Redis Cluster whose slots are moved, and one that loses a node."""
 
 import asyncio
+import socket
 import threading
+import time
 from typing import Any
 
 import pytest
+import redis
 from redis.crc import key_slot
 
 import penstock
@@ -13,6 +16,7 @@ from penstock.backends.redis.service import open_async_service
 from penstock.errors import UnavailableError
 from penstock.url import read_url
 from tests.backends.redis.servers import TIMEOUT_S, RedisCluster, until
+from tests.ports import refusing_port
 
 pytestmark = pytest.mark.service("redis-server")
 
@@ -72,6 +76,76 @@ def test_a_command_for_a_slot_that_is_being_moved_succeeds_after_the_move(cluste
         claim = queues.pull(name)
         assert claim is not None
         assert claim.id == message_id
+
+
+def move_slot(slot, source, target, others):
+    """Moves a slot with its keys from one server to another, as `redis-cli` does."""
+    ids = [server.ask("CLUSTER", "MYID") for server in (source, target)]
+    assert target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0]) == "+OK"
+    assert source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1]) == "+OK"
+    with redis.Redis(port=source.port) as client:
+        while keys := client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 2):
+            words = ("127.0.0.1", target.port, "", 0, 5_000, "KEYS", *keys)
+            client.execute_command("MIGRATE", *words)
+    for server in (target, source, *others):
+        assert server.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[1]) == "+OK"
+
+
+def test_nothing_is_lost_while_the_slot_of_a_queue_moves_to_and_fro_under_load(cluster):
+    """Row 12: a slot with messages is moved key by key, and no command fails."""
+    name = "busy"
+    while slot_of(name) > RedisCluster.SLOTS[0][1]:
+        name += "x"
+    source, target, other = cluster.servers
+    pushed: list[bytes] = []
+    pulled: list[bytes] = []
+    failed: list[BaseException] = []
+    ended = threading.Event()
+
+    def push():
+        while not ended.is_set():
+            body = b"%d" % len(pushed)
+            queues.push(name, body)
+            pushed.append(body)
+
+    def consume():
+        while not ended.is_set() or queues.stats(name).messages:
+            claims = queues.pull_many(name, 20, wait=0.1)
+            assert all(queues.delete_many(claims))
+            pulled.extend(claim.body for claim in claims)
+
+    def note_failure(work):
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    with penstock.connect(cluster.url) as queues:
+        queues.create(name, visibility_timeout=600)
+        threads = [threading.Thread(target=note_failure, args=(work,)) for work in (push, consume)]
+        for thread in threads:
+            thread.start()
+        for _ in range(4):
+            before = len(pulled)
+            until(lambda before=before: failed or len(pulled) > before + 20)
+            move_slot(slot_of(name), source, target, [other])
+            source, target = target, source
+        ended.set()
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+    assert failed == []
+    assert sorted(pulled) == sorted(pushed)
+
+
+def test_dead_nodes_that_are_named_first_do_not_delay_a_new_client(cluster):
+    with refusing_port() as one, refusing_port() as two, socket.create_server(("", 0)) as silent:
+        dead = [one, two, silent.getsockname()[1]]
+        hosts = ",".join(f"127.0.0.1:{port}" for port in [*dead, cluster.servers[0].port])
+        began_s = time.monotonic()
+        with penstock.connect(f"redis+cluster://{hosts}?timeout=60") as queues:
+            queues.create("orders")
+        # Each of them would cost the timeout.
+        assert time.monotonic() - began_s < 30
 
 
 def test_the_loss_of_a_node_is_an_error_for_its_queues_and_no_others(cluster):

@@ -304,6 +304,25 @@ def test_scripts_that_were_flushed_from_the_server_are_loaded_again(own_redis):
         assert queues.delete_many(claims) == [True, True]
 
 
+def test_commands_wait_while_a_long_script_of_another_client_runs():
+    """Row 12: Redis answers BUSY meanwhile, and executes nothing."""
+    server = RedisServer("--busy-reply-threshold", "20")
+    script = "local t=redis.call('TIME')[1]; while redis.call('TIME')[1]-t < 2 do end return 1"
+    try:
+        with penstock.connect(server.url) as queues:
+            queues.create("orders")
+            other = threading.Thread(target=server.ask, args=("EVAL", script, 0))
+            other.start()
+            until(lambda: server.ask("PING").startswith("-BUSY"))
+            queues.push("orders", "x")
+            claim = queues.pull("orders")
+            assert claim is not None
+            assert queues.delete(claim) is True
+            other.join(TIMEOUT_S)
+    finally:
+        server.close()
+
+
 def test_a_full_redis_refuses_pushes_and_its_messages_can_be_pulled_and_deleted():
     server = RedisServer("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
     try:
@@ -323,6 +342,20 @@ def test_a_full_redis_refuses_pushes_and_its_messages_can_be_pulled_and_deleted(
                 pulled.append(claim.id)
             assert pulled == pushed
             queues.push("orders", "room again")
+    finally:
+        server.close()
+
+
+def test_a_redis_that_evicts_whole_queues_is_refused_unless_that_is_accepted():
+    server = RedisServer("--maxmemory", "30mb", "--maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(RequestError, match=r"policy allkeys-lru.*evictable=1"):
+            penstock.connect(server.url)
+        penstock.connect(f"{server.url}?evictable=1").close()
+        # Keys without a time to live are not evicted by this one, and without a limit by none.
+        for setting in ("maxmemory-policy volatile-lru", "maxmemory 0"):
+            assert server.ask("CONFIG", "SET", *setting.split()) == "+OK"
+            penstock.connect(server.url).close()
     finally:
         server.close()
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
@@ -15,8 +16,14 @@ from penstock.backends.redis.address import read_target
 from penstock.backends.redis.lacks import LACKS
 from penstock.backends.redis.service import open_async_service
 from penstock.clock import ManualClock
-from penstock.errors import BackendLost, EngineClosed, InvalidField, UnsupportedOperation
-from penstock.service import Push, Release
+from penstock.errors import (
+    BackendLost,
+    EngineClosed,
+    InvalidField,
+    InvalidReceipt,
+    UnsupportedOperation,
+)
+from penstock.service import Delete, Push, Release
 from penstock.url import read_url
 from tests.backends.redis.servers import RedisServer
 from tests.ports import refusing_port
@@ -391,8 +398,43 @@ def test_settings_that_another_process_has_changed_are_used_at_once(shared_redis
         assert other.stats("orders").messages == 2
 
 
+def test_a_mixed_batch_after_another_process_set_dedup_by_content_has_every_reply(shared_redis):
+    with connect(shared_redis, "content") as one, connect(shared_redis, "content") as other:
+        one.create("orders")
+        one.push_many("orders", ["a", "b"])
+        a, b = one.pull_many("orders", 2)
+        other.configure("orders", dedup_by_content=True)
+        pushed = Push("orders", b"c")
+        named = Push("orders", b"d", dedup_id="d")
+        batch = [Delete("orders", a.receipt), pushed, named, Delete("orders", b.receipt), pushed]
+        first, c, d, second, again = one.batch(batch)
+        assert (first, second) == (True, True)
+        assert again == msgspec.structs.replace(c, duplicate=True)
+        assert {message.id: message.body for message in one.peek("orders", 9)} == {
+            c.id: b"c",
+            d.id: b"d",
+        }
+
+
+def test_a_batch_on_a_queue_that_was_removed_and_made_again_is_one_on_the_new_queue(shared_redis):
+    with connect(shared_redis, "again") as one, connect(shared_redis, "again") as other:
+        one.create("orders")
+        one.push("orders", "old")
+        old = one.pull("orders")
+        other.remove("orders")
+        other.create("orders")
+        other.push("orders", "new")
+        new = other.pull("orders")
+        items = [Delete("orders", old.receipt), Delete("orders", new.receipt)]
+        refused, deleted, pushed = one.batch([*items, Push("orders", b"x")])
+        assert isinstance(refused, InvalidReceipt)
+        assert deleted is True
+        (left,) = other.peek("orders", 9)
+        assert (left.body, left.id) == (b"x", pushed.id)
+
+
 def test_the_documentation_has_the_table_of_what_the_backend_lacks():
-    page = (Path(__file__).parents[3] / "docs" / "redis.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "redis.md").read_text()
     for behaviour, reason in LACKS.items():
         assert f"| {behaviour} | {reason} |" in page
 

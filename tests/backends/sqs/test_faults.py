@@ -222,6 +222,7 @@ def test_a_request_that_was_throttled_is_repeated(queues, proxy):
     proxy.fault = once("SendMessage", slow)
     queues.push("busy", "a")
     assert queues.stats("busy").visible == 1
+    assert queues.stats("busy").stored_bytes is None
 
 
 def test_a_batch_of_which_a_part_fails_has_a_result_for_each_item(queues, proxy):
@@ -309,5 +310,5 @@ def test_without_the_extra_one_sentence_says_what_to_install():
     assert ran.returncode == 3
     assert ran.stderr == (
         "penstock: url: sqs: needs the package 'aiobotocore'; "
-        "install it with pip install 'penstock[sqs]'\n"
+        "install it with pip install 'PATH-OF-THE-CLONE[sqs]'\n"
     )

@@ -31,7 +31,7 @@ from penstock.url import read_url
 from tests.server.conftest import until
 from tests.server.sqs.conftest import Local, serve
 
-PAGE = Path(__file__).parents[3] / "docs" / "sqs-adapter.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "sqs-adapter.md"
 TIMEOUT_S = 60
 
 

@@ -37,16 +37,22 @@ from penstock.service import (
     ListQueues,
     Message,
     Peek,
+    PeekFrom,
+    PeekIds,
     Pull,
+    PullIds,
     Purge,
     Push,
     PushMany,
     PushReply,
+    QueueCounts,
     QueueInfo,
     QueueSettings,
     QueueStats,
     Redrive,
+    RedriveIds,
     Release,
+    ReturnIds,
     Stats,
 )
 from penstock.wire.frames.bodies import (
@@ -103,6 +109,10 @@ FILES = (
     "version-1-added-fields.txt",
     "version-1-peek.txt",
     "version-1-priority-age.txt",
+    "version-1-counts.txt",
+    "version-1-typed-history.txt",
+    "version-1-by-id.txt",
+    "version-1-paused.txt",
 )
 ID = "b3c1917d-5eb2-8bb0-9000-000000000001"
 RECEIPT = "000000000000000100000000000000010000000000000001e46e2ce1c5b15c95aff55b1dd2e83198"
@@ -124,10 +134,13 @@ COMMANDS = {
     "peek": Peek("orders", 5, "in_flight"),
     "peek of a batch": Peek("orders", 100, "visible", 65_536),
     "stats": Stats("orders"),
+    "stats of a paused queue": Stats("orders"),
+    "stats with counts": Stats("orders"),
     "purge": Purge("orders"),
     "redrive": Redrive("dead", "orders", 100),
     "create": CreateQueue("orders", {"visibility_ms": 30_000, "fifo": True}),
     "configure": ConfigureQueue("orders", {"messages_max": None}),
+    "pause": ConfigureQueue("orders", {"paused": True}),
     "configure a priority age": ConfigureQueue("orders", {"priority_age_ms": 300_000}),
     "remove": DeleteQueue("orders"),
     "remove unless in use": DeleteQueue("orders", False),
@@ -139,6 +152,12 @@ COMMANDS = {
     "extend late": Extend("orders", RECEIPT, 60_000, True, 43_200_000),
     "release late": Release("orders", RECEIPT, 0, True),
     "history": History(ID),
+    "history of a claim": History(ID),
+    "peek from": PeekFrom("orders", 7, 100, "delayed", 65_536),
+    "peek ids": PeekIds("orders", [ID]),
+    "pull ids": PullIds("orders", [ID], 30_000, "worker"),
+    "return ids": ReturnIds("orders", [ID]),
+    "redrive ids": RedriveIds("orders-dead", [ID], "orders"),
     "batch": Batch([Push("orders", b"a"), Delete("orders", RECEIPT), Release("orders", RECEIPT)]),
 }
 REPLIES: dict[str, Any] = {
@@ -149,6 +168,8 @@ REPLIES: dict[str, Any] = {
     "release": None,
     "peek": [MESSAGE],
     "stats": QueueStats("orders", 1, 2, 3, 400, None, 0),
+    "stats with counts": QueueStats("orders", 1, 2, 3, 400, None, 0, QueueCounts(9, 8, 7, 1, 0)),
+    "stats of a paused queue": QueueStats("orders", 1, 2, 3, 400, None, 0, None, True),
     "purge": 12,
     "redrive": 3,
     "create": INFO,
@@ -158,6 +179,14 @@ REPLIES: dict[str, Any] = {
     "describe all": [INFO],
     "list": ["orders", "orders-dead"],
     "history": [HistoryEvent(1, "Pushed", "orders", None, "size=5")],
+    "peek from": [MESSAGE],
+    "peek ids": [MESSAGE],
+    "pull ids": [CLAIM],
+    "return ids": 1,
+    "redrive ids": 1,
+    "history of a claim": [
+        HistoryEvent(1, "Claimed", "orders", 2, "", 30_001, holder="worker mail-7 (pid 4121)")
+    ],
     "batch": [PushReply(ID, 7, True), False, QueueFull("queue: 'orders' is full")],
 }
 BULK = PushMany(

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.core.events import Pushed
 from penstock.errors import CorruptEntry, JournalError, UnavailableError
-from penstock.journal import file
-from penstock.journal.file import FileJournal
+from penstock.journal import file_journal
+from penstock.journal.file_journal import FileJournal
 from penstock.journal.place import pack_place, position_of
 from penstock.journal.segments import Segments
 
@@ -86,7 +86,7 @@ def test_loading_a_place_without_a_message_is_a_corrupt_entry(journal, places, m
 def test_a_history_continues_after_files_that_are_dropped_while_it_is_read(
     journal, places, monkeypatch
 ):
-    monkeypatch.setattr(file, "_HISTORY_ENTRIES", 3)
+    monkeypatch.setattr(file_journal, "_HISTORY_ENTRIES", 3)
     # Twelve entries, three a slice: the first two slices have nothing of this message.
     events = iter(journal.history(11))
     assert next(events) is None

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.backends.long_commands import take_parts
 from penstock.backends.loop import PAUSE
-from penstock.backends.parts import take_parts
 from penstock.errors import InvalidField, JournalError, ProtocolError, QueueNotFound, StoreFull
 from penstock.service import (
     BATCH_ITEMS_MAX,
@@ -26,7 +26,7 @@ from penstock.wire.frames.bodies import (
 )
 from penstock.wire.frames.bulk import decode_bulk_reply
 from penstock.wire.frames.frames import BATCH, BULK_PUSH, HEADER
-from penstock.wire.frames.parts import (
+from penstock.wire.frames.split_batches import (
     PART_BYTES_MAX,
     PART_ITEMS_MAX,
     PLAIN_PART_ITEMS_MAX,
