@@ -11,12 +11,13 @@ ARGS    ?=
 NAME    ?= memory
 ROWS    ?=
 FULL    ?=
+MUTANTS ?=
 SEED    ?=
 # One more than there are cores on a small machine: many tests wait for a process or a disk.
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check fix bench score sim services env clean static
+.PHONY: help serve test check fix bench score docs package sim services env clean static
 
 help:
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,11 +38,17 @@ fix: env ## format the code and fix what the linter can fix
 bench: env ## run one benchmark and print its table (NAME=memory)
 	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
-score: env services ## run the tests of the scorecard and print it (ROWS="13 15" for some, FULL=1 for the large figures)
-	$(BIN)/python -m tools.score $(ROWS) $(if $(FULL),--full)
+score: env services ## run the tests of the scorecard and print it (ROWS="13 15" for some, FULL=1 for the large figures; MUTANTS=1 or MUTANTS="core journal" shows that rows find breakages)
+	$(BIN)/python -m $(if $(MUTANTS),tools.mutants $(filter-out 1,$(MUTANTS)),tools.score $(ROWS) $(if $(FULL),--full))
+
+docs: env ## build the site of the documentation into build/site
+	@$(BIN)/python -m tools.site
+
+package: env ## build the wheel and the source archive into dist, and try the wheel in an empty environment
+	@$(BIN)/python -m tools.package
 
 sim: env ## simulate the cluster with 200 seeds, beginning with a random one (SEED=7 repeats one, FULL=1 runs 100,000)
-	$(BIN)/python -m penstock.testing.simulate $(if $(SEED),--seed $(SEED)) $(if $(FULL),--seeds 100000) $(ARGS)
+	$(BIN)/python -m tests.simulation.simulate $(if $(SEED),--seed $(SEED)) $(if $(FULL),--seeds 100000) $(ARGS)
 
 services: ## install the Debian packages the tests need (tools/services.txt)
 	@tools/services.sh

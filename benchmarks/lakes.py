@@ -1,25 +1,30 @@
-"""The lake of a benchmark: what is in it, and making its tables without Spark."""
+"""The lake of a benchmark: what is in it, and the same work by a bare Spark job and by DuckDB."""
 
 import os
-import sys
+import re
+import shutil
 import time
 from pathlib import Path
-from typing import Any
-
-from benchmarks.harness import Void, timed_in_threads
+from typing import Any, Final
 
 CORES = len(os.sched_getaffinity(0))
-# Columns of tables in parts that are dictionaries in their files.
-REPEATED_TEXTS = ("store", "queue", "held_in", "group", "state", "standing", "holder", "ended")
+# What every engine that makes tables of messages must do at least: read the numbers of the events,
+# bring those of a message together, and write a row for each message.
+_BARE: Final = """
+    SELECT key, count(*) AS events, max(sequence) AS last_sequence, max(at_ms) AS last_ms,
+      max(epoch) AS claims FROM {events} WHERE key IS NOT NULL GROUP BY key
+"""
+# The aggregate of `messages`, in the query's own words.
+_FOLD: Final = re.compile(r"WITH folded AS \(\n(.*?)\n\), lives AS", re.S)
 
 
-def folded_rows(path: str) -> dict[str, int]:
-    """How many messages each part has, by its file in `folds`."""
-    from penstock.spark.derive import table_of
+def message_rows(path: str) -> dict[str, int]:
+    """How many messages each part has, by its file in `messages`."""
     from penstock.spark.lake import Lake
-    from penstock.spark.tables import FOLDS
+    from penstock.spark.tables import MESSAGES
+    from penstock.spark.update import table_of
 
-    return {each.path: each.rows for each in table_of(Lake.open(path), FOLDS).files()}
+    return {each.path: each.rows for each in table_of(Lake.open(path), MESSAGES).files()}
 
 
 def remove_unused_files(lake: str) -> None:
@@ -36,57 +41,66 @@ def size_of(directory: str) -> int:
     return sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
 
 
-def tables_by_duckdb(path: str) -> float:
-    """The seconds of making every table in one process without Spark."""
-    from penstock.spark import distribute
-    from penstock.spark.derive import derive
+def bare_job(spark: Any, path: str) -> float:
+    """The seconds of the bare job, by Spark."""
+    from penstock.spark.bronze import events_table
     from penstock.spark.lake import Lake
 
-    distribute.LOCAL_MAX = sys.maxsize  # type: ignore[misc]
+    return _written(path, spark.sql(_BARE, events=events_table(Lake.open(path)).frame(spark)))
+
+
+def fold_by_spark(spark: Any, path: str) -> float:
+    """The seconds of the aggregate of `messages` by itself, by Spark."""
+    events = _part_events(spark, path)
+    events.createOrReplaceTempView("part_events")
+    return _written(path, spark.sql(_fold()))
+
+
+def fold_by_duckdb(path: str) -> float:
+    """The seconds of the same aggregate, by DuckDB with as many threads and 4 GiB."""
+    import duckdb
+
+    from penstock.spark.bronze import events_table
+    from penstock.spark.lake import Lake
+    from penstock.spark.queries import PART_BITS
+
+    files = [each.path for each in events_table(Lake.open(path)).files()]
+    out = Path(path, "_bench.parquet")
+    query = _fold().replace("`", '"')
     start_s = time.perf_counter()
-    derive(_no_spark, Lake.open(path), rebuild=True)
+    with duckdb.connect() as duck:
+        duck.execute(f"SET threads = {CORES}; SET memory_limit = '4GiB'")
+        duck.execute(
+            f"CREATE VIEW part_events AS SELECT *, 0 AS slot, key >> {PART_BITS} AS part "
+            f"FROM read_parquet({files}) WHERE key IS NOT NULL"
+        )
+        duck.execute(f"COPY ({query}) TO '{out}'")
     took_s = time.perf_counter() - start_s
-    remove_unused_files(path)
+    out.unlink()
     return took_s
 
 
-def _no_spark() -> Any:
-    raise Void("a piece of work was given to Spark")
+def _fold() -> str:
+    from penstock.spark.tables import MESSAGES
+
+    found = _FOLD.search(MESSAGES.query)
+    assert found is not None
+    return found[1]
 
 
-def copy_tables(path: str) -> float:
-    """The seconds of reading the events and writing all rows of the tables in parts: no queries.
-
-    Each table in parts is written from its own files, so the rows are read as well.
-    """
-    import pyarrow.parquet as pq
-
-    from penstock.spark.derive import table_of
-    from penstock.spark.duck import GROUP_ROWS, SMALL_GROUP_ROWS
-    from penstock.spark.ingest import events_table
+def _part_events(spark: Any, path: str) -> Any:
+    from penstock.spark.bronze import events_table
     from penstock.spark.lake import Lake
-    from penstock.spark.parquet import write_parquet
-    from penstock.spark.part_events import COLUMNS, REPEATED
-    from penstock.spark.tables import PART_TABLES
+    from penstock.spark.update import part_of
 
-    lake = Lake.open(path)
-    events = [each.path for each in events_table(lake).files()]
-    parts = [
-        (each.path, SMALL_GROUP_ROWS if table.order else GROUP_ROWS)
-        for table in PART_TABLES
-        for each in table_of(lake, table).files()
-    ]
+    frame = events_table(Lake.open(path)).frame(spark).where("key IS NOT NULL")
+    return frame.selectExpr("*", f"{part_of()} AS part", "0 AS slot")
 
-    def body(number: int) -> None:
-        copy = Path(path, f"copied-{number}")
-        for file in events[number::CORES]:
-            with pq.ParquetFile(file, read_dictionary=list(REPEATED)) as opened:
-                opened.read(list(COLUMNS), use_threads=False)
-        for file, group_rows in parts[number::CORES]:
-            names = pq.read_schema(file).names
-            texts = [name for name in REPEATED_TEXTS if name in names]
-            with pq.ParquetFile(file, read_dictionary=texts) as opened:
-                write_parquet(opened.read(use_threads=False), copy, group_rows)
-        copy.unlink()
 
-    return timed_in_threads(CORES, body)
+def _written(path: str, frame: Any) -> float:
+    out = Path(path, "_bench")
+    start_s = time.perf_counter()
+    frame.write.mode("overwrite").parquet(str(out))
+    took_s = time.perf_counter() - start_s
+    shutil.rmtree(out)
+    return took_s

@@ -8,8 +8,8 @@ time of a request rather than the rate.
 
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -73,16 +73,29 @@ def _command(
     return command, {**environment, "PYTHONPATH": str(checkout / "src")}
 
 
+def _nothing(name: str, server: PeerServer) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
 def compare(beside: Path) -> None:
     """Runs both checkouts and prints the ratios."""
-    if not install_package("wrk", "wrk"):
-        sys.exit("benchmark: there is no wrk, and the Debian package cannot be installed")
     if not (beside / "src" / "penstock").is_dir():
         sys.exit(f"benchmark: {beside} is not a checkout of Penstock")
+    race("sqs-beside", {"here": HERE, "beside": beside.resolve()}, {"beside": str(beside)})
+
+
+def race(
+    bench: str,
+    checkouts: dict[str, Path],
+    more: dict[str, str],
+    opened: Callable[[str, PeerServer], AbstractContextManager[object]] = _nothing,
+) -> None:
+    """Runs the servers `here` and `beside`, each in a context of `opened`; prints the ratios."""
+    if not install_package("wrk", "wrk"):
+        sys.exit("benchmark: there is no wrk, and the Debian package cannot be installed")
     starts, rounds = (1, 1) if is_quick() else (STARTS, ROUNDS)
     directory = disk_directory()
     print(f"{machine()}; {filesystem_of(directory)} in {directory.parent}", flush=True)
-    checkouts = {"here": HERE, "beside": beside.resolve()}
     targets: list[Target] = []
     figures: dict[str, dict[str, float]] = {}
     try:
@@ -90,18 +103,23 @@ def compare(beside: Path) -> None:
             found: dict[tuple[Work, str], list[Round]] = {}
             for start in range(starts):
                 place = directory / f"{label.split()[-1]}-{start}"
-                for work, name, result in _run_once(label, store, checkouts, place, rounds):
+                for work, name, result in _run_once(label, store, checkouts, place, rounds, opened):
                     found.setdefault((work, name), []).append(result)
             for work in WORKS:
                 here, other = found[work, "here"], found[work, "beside"]
                 targets += _report(f"{label}: {work}", here, other, figures)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    finish("sqs-beside", targets, {"beside": str(beside), "medians": figures})
+    finish(bench, targets, {**more, "medians": figures})
 
 
 def _run_once(
-    label: str, store: str, checkouts: dict[str, Path], place: Path, rounds: int
+    label: str,
+    store: str,
+    checkouts: dict[str, Path],
+    place: Path,
+    rounds: int,
+    opened: Callable[[str, PeerServer], AbstractContextManager[object]],
 ) -> Iterator[tuple[Work, str, Round]]:
     """Starts both servers, warms them up, and runs the rounds."""
     seconds = 1 if is_quick() else ROUND_S
@@ -110,6 +128,7 @@ def _run_once(
         for name, checkout in checkouts.items():
             servers[name] = CheckoutServer(f"{label}, {name}", checkout, store, place / name)
             stack.callback(servers[name].server.stop)
+            stack.enter_context(opened(name, servers[name].server))
         for number in range(rounds + 1):
             order = list(servers) if number % 2 else list(servers)[::-1]
             for work in WORKS:

@@ -30,7 +30,7 @@ import penstock
 from benchmarks.harness import Void, written_bytes
 from penstock.backends.engine.blocking import BlockingEngine
 from penstock.backends.remote.daemon import running_pid, stop_daemon
-from penstock.journal.file import FileJournal
+from penstock.journal.file_journal import FileJournal
 
 QUEUE = "bench"
 INTERVAL_MS = 50

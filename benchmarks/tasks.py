@@ -4,7 +4,7 @@ All use one redis-server and one worker process each, with the settings that the
 recommends for speed. The calls are enqueued first; then the worker is started, and the time from
 the first call that runs to the last is measured, without its start. A ledger counts the runs of
 each call: a run that loses a call, or runs one twice, is void. The slower queues get fewer calls.
-Packages that conflict with those of the others are installed into a directory of their own.
+Each peer is installed into a directory of its own; one that cannot be is an error.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -51,6 +50,7 @@ ENQUEUE = 10_000
 MANY = 100_000
 TIMED = 1_000
 TIMED_S = 5.0
+_REDIS: Final = "redis[hiredis]>=5.2,<8"
 PARTS: Final = ("nothing", "sleep_10ms", "enqueue", "delayed")
 
 
@@ -61,13 +61,13 @@ class TaskPeer(NamedTuple):
     package: str
     nothing: Sequence[str]
     sleep_10ms: Sequence[str]
-    share: float = 1.0
-    # Packages that cannot be installed beside those of the others.
+    # What is installed into its directory; nothing for Penstock, which is there.
     requirements: Sequence[str] = ()
+    share: float = 1.0
 
     @property
     def directory(self) -> str | None:
-        """The name of the directory with packages of its own, if it has one."""
+        """The name of the directory with its packages, if it has one."""
         return self.package if self.requirements else None
 
     @property
@@ -88,20 +88,27 @@ def _peers() -> list[TaskPeer]:
     taskiq += ["--max-async-tasks", "100", "--log-level", "ERROR"]
     return [
         TaskPeer("penstock", "penstock", penstock, penstock),
-        TaskPeer("dramatiq", "dramatiq", [*dramatiq, "8"], [*dramatiq, "100"]),
-        TaskPeer("taskiq", "taskiq", taskiq, taskiq, share=0.5),
-        TaskPeer("arq", "arq", arq, arq, share=0.5),
-        TaskPeer("huey", "huey", [*huey, "8"], [*huey, "100"]),
+        TaskPeer(
+            "dramatiq",
+            "dramatiq",
+            [*dramatiq, "8"],
+            [*dramatiq, "100"],
+            ["dramatiq[redis]>=1.17,<3"],
+        ),
+        TaskPeer(
+            "taskiq", "taskiq", taskiq, taskiq, ["taskiq>=0.11,<1", "taskiq-redis>=1,<2"], share=0.5
+        ),
+        TaskPeer("arq", "arq", arq, arq, ["arq>=0.26,<1"], share=0.5),
+        TaskPeer("huey", "huey", [*huey, "8"], [*huey, "100"], ["huey>=2.5,<4", _REDIS]),
         TaskPeer(
             "celery",
             "celery",
             [*celery, "-P", "solo"],
             [*celery, "-P", "threads", "-c", "100"],
+            ["celery>=5.5,<6", "redis[hiredis]>=6.1,<7"],
             share=0.25,
-            # Its Redis transport needs a redis-py that arq does not work with.
-            requirements=("celery>=5.5,<6", "redis[hiredis]>=6.1,<7"),
         ),
-        TaskPeer("rq", "rq", rq, rq, share=0.05),
+        TaskPeer("rq", "rq", rq, rq, ["rq>=2,<3", _REDIS], share=0.05),
     ]
 
 
@@ -125,14 +132,16 @@ class TaskBench:
         """The environment of a peer's worker."""
         if peer.directory is None:
             return self.environment
-        paths = [str(PEERS / peer.directory), self.environment["PYTHONPATH"]]
-        return {**self.environment, "PYTHONPATH": os.pathsep.join(paths)}
+        packages = PEERS / peer.directory
+        return {
+            **self.environment,
+            "PYTHONPATH": os.pathsep.join([str(packages), self.environment["PYTHONPATH"]]),
+            "PATH": os.pathsep.join([str(packages / "bin"), self.environment["PATH"]]),
+        }
 
     def lack_of(self, peer: TaskPeer) -> str:
         """The reason why a peer is not available; empty if it is."""
         lack = peer_lack(peer.package, peer.requirements) if peer.requirements else ""
-        if not (lack or peer.requirements or find_spec(peer.package)):
-            lack = f"{peer.package} is not installed"
         if lack:
             return lack
         self.clear(1)
@@ -302,15 +311,16 @@ def main() -> None:
     scale = 0.005 if is_quick() else given.scale
     only = given.only.split(",") if given.only else (["penstock"] if is_quick() else None)
     peers = [peer for peer in _peers() if only is None or peer.name in only]
+    if unknown := sorted({*(only or ())}.difference(peer.name for peer in peers)):
+        parser.error(f"--only: {unknown[0]!r} is none of {', '.join(e.name for e in _peers())}")
     directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     try:
         with redis_server(directory) as port:
             bench = TaskBench(directory, port)
-            for peer in list(peers):
+            for peer in peers:
                 lack = bench.lack_of(peer)
                 if lack:
-                    print(f"absent: {peer.name}: {lack}")
-                    peers.remove(peer)
+                    sys.exit(f"benchmark: {peer.name}: {lack}; --only names those to compare")
             _compare(bench, peers, given.parts.split(","), given.rounds, scale, line)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,17 +1,15 @@
 """The memory of a run that watches a growing journal: `make bench NAME=watching`.
 
 `penstock pipeline run --watch --on-finding true` runs in a process of its own. Before the first
-round the engine appends as many messages as an open part has at most, so that no later round has
-more to do. In place of the time between two rounds it appends some messages that are pushed, pulled
-and deleted, so that each round reads, makes tables and audits little. Two runs:
-
-    as users have it   so little is done in the command itself, and Java is not started
-    tasks of Spark     every piece of work is a task, as with many new events
+round the engine appends some messages, of the part that all rounds make again. In place of the time
+between two rounds it appends some that are pushed, pulled and deleted, so that each round reads,
+makes tables and audits little.
 
 What is printed is the resident memory of the command, of Java and of Spark's Python workers after
 some of the rounds, and Java's heap after a collection: Java takes more of its limit as it likes, so
-its resident memory alone does not show whether it keeps more. The run is void if the lake lacks an
-event or the audit finds anything.
+its resident memory alone does not show whether it keeps more. And how long a round takes, from the
+moment something new is durable until the round with it has been audited. The run is void if the
+lake lacks an event or the audit finds anything.
 """
 
 import argparse
@@ -21,9 +19,11 @@ import io
 import os
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.harness import (
@@ -41,8 +41,7 @@ from benchmarks.harness import (
 )
 
 ROUNDS = 200
-# How many messages there are before the first round, appended so many at a time: a quarter of a
-# range, which is closed once all of them have ended.
+# How many messages there are before the first round, appended so many at a time.
 FIRST_MESSAGES = 16_384
 BATCH_MESSAGES = 1_024
 # How many messages come between two rounds; each has three events.
@@ -52,7 +51,8 @@ BODY_BYTES = 500
 QUEUE = "growing"
 # The memory at the end may differ from that after the first of the rounds shown by so much.
 GROWTH_MAX = 1.1
-RUNS = ("as users have it", "tasks of Spark")
+ROUND_S_MAX = 2.0
+EVERY = "100ms"
 Memory = dict[str, int]
 
 
@@ -107,43 +107,49 @@ def _below(pid: int) -> list[int]:
     return [*children, *(one for child in children for one in _below(child))]
 
 
-def watch(directory: str, rounds: int, by_tasks: bool) -> list[Memory]:
-    """Runs the command for so many rounds; the memory at the end of each. Raises Void."""
+def watch(directory: str, rounds: int) -> tuple[list[Memory], list[float]]:
+    """Runs the command for so many rounds; the memory at the end of each, and their seconds.
+
+    Raises Void.
+    """
     from penstock import cli
     from penstock.cli.lake.watch import Watch, share_freed_memory
 
     # The command does it itself, but later than these imports.
     share_freed_memory()
-    from penstock.spark import distribute, ingest
     from penstock.spark.audit import audit
+    from penstock.spark.bronze import lag
     from penstock.spark.lake import Lake
 
-    if by_tasks:
-        distribute.LOCAL_MAX = ingest._FEW_SPANS = 0
     store, lake = f"{directory}/store", f"{directory}/lake"
     found: list[Memory] = []
+    took_s: list[float] = []
+    began_s: list[float] = []
     grow(store, FIRST_MESSAGES)
 
     shown = shown_rounds(rounds)
 
     def wait(self: Watch) -> bool:
+        took_s.extend(time.perf_counter() - each for each in began_s)
         gc.collect()
-        found.append(memory_now(by_tasks and len(found) + 1 in shown))
+        found.append(memory_now(len(found) + 1 in shown))
         if len(found) < rounds:
             grow(store, MESSAGES)
+            began_s[:] = [time.perf_counter()]
+            while lag(Lake.open(lake), store).behind_bytes:
+                threading.Event().wait(0.01)
         return len(found) < rounds
 
     Watch.wait = wait  # type: ignore[method-assign]
-    words = ["pipeline", "run", "--watch", "--on-finding", "true", "--lake", lake]
+    words = ["pipeline", "run", "--watch", "--every", EVERY, "--on-finding", "true"]
+    words += ["--lake", lake]
     with contextlib.redirect_stdout(io.StringIO()):
         status = cli.main([*words, "--journal", store])
     verdict = audit(_no_spark, Lake.open(lake))
     expected = (FIRST_MESSAGES + (rounds - 1) * MESSAGES) * EVENTS_EACH
     if status or not verdict.holds or verdict.events < expected:
         raise Void(f"status {status}, {verdict.events} events of {expected}, {verdict.counts}")
-    if by_tasks and not found[-1]["Java"]:
-        raise Void("Java was not started")
-    return found
+    return found, took_s
 
 
 def _no_spark() -> Any:
@@ -161,36 +167,31 @@ def growth(found: Sequence[Memory], who: str) -> float:
     return found[-1][who] / first[who]
 
 
-def targets(runs: Mapping[str, Sequence[Memory]]) -> list[Target]:
-    """Memory does not grow with the rounds."""
-    users, tasks = (runs[name] for name in RUNS)
-    found = {
-        "command": growth(users, "command"),
-        "command, tasks of Spark": growth(tasks, "command"),
-        "Java's heap": growth(tasks, "Java's heap"),
-        "workers": growth(tasks, "workers"),
-    }
+def targets(found: Sequence[Memory], took_s: Sequence[float]) -> list[Target]:
+    """Memory does not grow with the rounds, and a round is short."""
     return [
-        Target(f"{who}, last round / a tenth", grown, GROWTH_MAX, False)
-        for who, grown in found.items()
+        *(
+            Target(f"{who}, last round / a tenth", growth(found, who), GROWTH_MAX, False)
+            for who in ("command", "Java's heap", "workers")
+        ),
+        Target("a round with little new, seconds", median(took_s), ROUND_S_MAX, False),
     ]
 
 
-def show(runs: Mapping[str, Sequence[Memory]]) -> None:
+def show(found: Sequence[Memory]) -> None:
     """Prints what was measured."""
-    for name, found in runs.items():
-        print_table(
-            f"resident MiB, {name}",
-            ("round", *found[0]),
-            [
-                (str(at), *(f"{size >> 20}" for size in found[at - 1].values()))
-                for at in shown_rounds(len(found))
-            ],
-        )
+    print_table(
+        "resident MiB",
+        ("round", *found[0]),
+        [
+            (str(at), *(f"{size >> 20}" for size in found[at - 1].values()))
+            for at in shown_rounds(len(found))
+        ],
+    )
 
 
 def main() -> None:
-    """Runs both and prints them."""
+    """Runs it and prints what it needed."""
     parser = argparse.ArgumentParser(prog="make bench NAME=watching ARGS=…")
     parser.add_argument("--rounds", type=int, default=10 if is_quick() else ROUNDS)
     rounds = parser.parse_args(sys.argv[1:]).rounds
@@ -198,28 +199,19 @@ def main() -> None:
     line, directory = machine(), disk_directory()
     print(f"{line}; {rounds} rounds of {MESSAGES * EVENTS_EACH} events")
     os.environ["SPARK_LOCAL_DIRS"] = str(directory)
-    runs = {}
+    child = Child()
     try:
-        for name in RUNS:
-            place = directory / name.replace(" ", "-")
-            place.mkdir()
-            child = Child()
-            try:
-                runs[name] = child.call(watch, str(place), rounds, name == RUNS[1])
-            finally:
-                child.close()
+        found, took_s = child.call(watch, str(directory), rounds)
     finally:
+        child.close()
         shutil.rmtree(directory, ignore_errors=True)
-    show(runs)
-    took_s = round(time.monotonic() - start_s)
+    show(found)
+    all_s = round(time.monotonic() - start_s)
     disk = filesystem_of(directory.parent)
-    shown = {
-        name: {str(at): found[at - 1] for at in shown_rounds(rounds)}
-        for name, found in runs.items()
-    }
+    shown = {str(at): found[at - 1] for at in shown_rounds(rounds)}
     finish(
-        "watching", targets(runs),
-        {"machine": line, "filesystem": disk, "took_s": took_s, "rounds": rounds, "bytes": shown},
+        "watching", targets(found, took_s),
+        {"machine": line, "filesystem": disk, "took_s": all_s, "rounds": rounds, "bytes": shown},
     )  # fmt: skip
 
 

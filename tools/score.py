@@ -46,6 +46,10 @@ ROWS: Final = {
     23: "SigV4 negatives",
     24: "console and endpoint in a browser",
     25: "code named by a message",
+    26: "partial failure of a service elsewhere",
+    27: "a standstill",
+    28: "paths that another user prepared",
+    29: "hostile text in every field",
 }
 # `max` or `min`.
 Worst = Callable[..., str]
@@ -172,7 +176,7 @@ class Card:
             )
             for row in sorted(self.wanted)
         ]
-        card = [table(("#", "row", "", "tests", "s"), lines, left=3)]
+        card: list[str] = [table(("#", "row", "", "tests", "s"), lines, left=3)]
         for row in sorted(self.wanted):
             figures = [*merged(self.figures[row]), *merged(self.rates[row], min)]
             card += [f"{row:<2}  {figure}" for figure in figures]
@@ -184,6 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="score", description="Runs the scorecard's tests.")
     parser.add_argument("rows", nargs="*", type=read_row, metavar="ROW")
     parser.add_argument("--full", action="store_true", help="use the larger figures")
+    parser.add_argument("--tests", nargs="+", metavar="TEST", help="only these tests of the rows")
+    parser.add_argument("--first", action="store_true", help="stop at the first failure")
     options = parser.parse_args(arguments)
     if options.full:
         os.environ["PENSTOCK_FULL"] = "1"
@@ -191,7 +197,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ["PENSTOCK_SCORE"] = "1"
     card = Card(options.rows or list(ROWS))
     # A test with its full figures may take longer than the usual limit.
-    words = ["-q", "--timeout", "3600" if options.full else "300", *modules_naming(card.wanted)]
+    words = ["-q", "--timeout", "3600" if options.full else "300"]
+    words += ["--exitfirst"] if options.first else []
+    words += options.tests or modules_naming(card.wanted)
     status = pytest.main(words, plugins=[card])
     print(card.text())
     return 1 if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else 0

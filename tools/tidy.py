@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SLEEPS = "tests/sleeps.txt"
+DROPPED_ERRORS = "tools/dropped_errors.txt"
+OPENED_FILES = "tools/opened_files.txt"
 # These two files contain the words that they forbid.
 OWN_FILES = frozenset({"tools/tidy.py", "tests/test_tidy.py"})
 
@@ -74,7 +76,16 @@ BANNED_WORDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("lease leases leased", "claim", ()),
     ("ack acks acked nack nacks nacked", "delete or release", ("carrot",)),
     ("record records", "entry or event", ()),
-    ("log logs wal", "journal", ("src/penstock/cluster/log.py",)),
+    # The context of a function has the names that it has in Lambda.
+    (
+        "log logs wal",
+        "journal",
+        (
+            "src/penstock/cluster/log.py",
+            "src/penstock/settings.py",
+            "src/penstock/functions/runner.py",
+        ),
+    ),
     ("handle handles", "receipt, or a plainer verb", SQS_PLACES),
     ("manager managers", "the thing it keeps", ()),
 )
@@ -84,8 +95,8 @@ BANNED_FORMS = {
 # Names that do not describe a class or module.
 EMPTY_WORDS = frozenset({"base", "common", "helper", "helpers", "misc", "util", "utils"})
 # Established phrases with banned words that prose may use.
-FOREIGN_PHRASES = re.compile(r"replicated log|context manager", re.IGNORECASE)
-GLOSSARY = "docs/glossary.md"
+FOREIGN_PHRASES = re.compile(r"replicated log|context manager|event logs?", re.IGNORECASE)
+GLOSSARY = "docs/reference/glossary.md"
 
 
 def words_of(identifier: str) -> list[str]:
@@ -231,13 +242,48 @@ def module_docstrings(path: str, text: str) -> Iterator[Offence]:
         yield Offence(path, 1, f"the first line of the docstring is not a sentence: {first!r}")
 
 
-def prints(path: str, text: str) -> Iterator[Offence]:
-    """Only the command line prints."""
-    if not in_src(path) or path.startswith("src/penstock/cli"):
+# What a function's docstring would begin with in another mood: it says what the function does.
+COMMANDING = frozenset(
+    {"Accept", "Add", "Append", "Begin", "Close", "Create", "Drop", "Extend", "Finish"}
+    | {"Keep", "Let", "Make", "Prepare", "Raise"}
+    | {"Remove", "Return", "Stop", "Sync", "Take", "Unlink", "Write", "Yield"}
+)
+
+
+def commanding_docstrings(path: str, text: str) -> Iterator[Offence]:
+    """The docstrings of the package have one mood: "Returns the name", not "Return the name"."""
+    if not in_src(path):
         return
     for node in nodes_of(text):
-        if isinstance(node, ast.Call) and dotted(node.func) in {"print", "breakpoint"}:
-            yield Offence(path, node.lineno, f"{dotted(node.func)}() outside the command line")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node) or " "
+            first = docstring.split(" ")[0]
+            if first in COMMANDING:
+                complaint = f"docstring of {node.name}: not {first!r}, but what it does: {first}s"
+                yield Offence(path, node.lineno, complaint)
+
+
+# The module that escapes what is written for people, and the logger of the functions that are
+# tasks, which decide themselves what they write.
+PRINTING_PLACES = ("src/penstock/output.py", "src/penstock/tasks/context.py")
+OTHER_LOGGERS = ("aiormq",)
+PRINTING_CALLS = frozenset(
+    {"print", "breakpoint", "sys.stdout.write", "sys.stderr.write", "logging.getLogger"}
+)
+
+
+def prints(path: str, text: str) -> Iterator[Offence]:
+    """Text for people is written where it is escaped."""
+    if not in_src(path) or path.startswith(PRINTING_PLACES):
+        return
+    for node in nodes_of(text):
+        if not isinstance(node, ast.Call) or dotted(node.func) not in PRINTING_CALLS:
+            continue
+        # A logger of another package, of which settings are changed.
+        name = node.args[0] if node.args else None
+        if not (isinstance(name, ast.Constant) and name.value in OTHER_LOGGERS):
+            complaint = f"{dotted(node.func)}() does not escape; use penstock.output"
+            yield Offence(path, node.lineno, complaint)
 
 
 def dotted(node: ast.expr) -> str:
@@ -330,6 +376,78 @@ def sleeps(path: str, text: str) -> Iterator[Offence]:
             yield Offence(path, node.lineno, complaint)
 
 
+def dropped_errors(path: str, text: str) -> Iterator[Offence]:
+    """Only listed functions end an error of unknown kind: whoever cannot act on it passes it on."""
+    if not in_src(path) or "PenstockError" not in text:
+        return
+    allowed = permissions((ROOT / DROPPED_ERRORS).read_text())
+    for function, node in nodes_by_function(parse(text)):
+        if drops_errors(node) and f"{path}::{function}" not in allowed:
+            yield Offence(
+                path,
+                node.lineno,
+                f"{function} drops every PenstockError; catch the kinds it can act on, pass the "
+                f"error on, or add a line in {DROPPED_ERRORS}",
+            )
+
+
+def drops_errors(node: ast.AST) -> bool:
+    """Say whether this code catches every PenstockError, and neither uses it nor raises."""
+    match node:
+        case ast.ExceptHandler(type=kind, name=name, body=body) if kind is not None:
+            inside = [each for line in body for each in ast.walk(line)]
+            uses = any(isinstance(each, ast.Name) and each.id == name for each in inside)
+            raises = any(isinstance(each, ast.Raise) for each in inside)
+            return names_every_error(kind) and not (uses or raises)
+        case ast.Call(func=func, args=kinds) if dotted(func).endswith("suppress"):
+            return any(map(names_every_error, kinds))
+    return False
+
+
+def names_every_error(kind: ast.expr) -> bool:
+    """Say whether the exceptions of this expression include PenstockError itself."""
+    kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    return any(dotted(each).endswith("PenstockError") for each in kinds)
+
+
+# The module that opens paths; tests use directories that they have just made.
+OPENING_PLACES = ("src/penstock/files.py",)
+OPENING_CALLS = frozenset(
+    {"open", "io.open", "os.open", "os.mkdir", "os.makedirs", "os.link", "os.symlink", "os.mkfifo"}
+)
+OPENING_METHODS = frozenset(
+    {"read_text", "read_bytes", "write_text", "write_bytes", "mkdir", "touch"}
+    | {"symlink_to", "hardlink_to"}
+)
+OPENING_MODE = re.compile(r"[rwxa][bt+]*")
+
+
+def opened_files(path: str, text: str) -> Iterator[Offence]:
+    """Paths are opened where it is checked whose they are; listed functions have a reason."""
+    if not in_src(path) or path.startswith(OPENING_PLACES):
+        return
+    allowed = permissions((ROOT / OPENED_FILES).read_text())
+    for function, node in nodes_by_function(parse(text)):
+        if opens_path(node) and f"{path}::{function}" not in allowed:
+            complaint = f"{function} opens a path; use penstock.files, or a line in {OPENED_FILES}"
+            yield Offence(path, node.lineno, complaint)
+
+
+def opens_path(node: ast.AST) -> bool:
+    """Say whether the call opens or makes a file or directory by its path."""
+    if not isinstance(node, ast.Call):
+        return False
+    first = node.args[0] if node.args else None
+    if dotted(node.func) in OPENING_CALLS:
+        return first is None or dotted(first) != "os.devnull"
+    match node.func, first:
+        case ast.Attribute(attr="open"), ast.Constant(value=str(mode)):
+            return OPENING_MODE.fullmatch(mode) is not None
+        case ast.Attribute(attr=name), _:
+            return name in OPENING_METHODS
+    return False
+
+
 def is_sleep(call: ast.Call) -> bool:
     """Say whether the call waits for the wall clock; `asyncio.sleep(0)` only yields."""
     if dotted(call.func) not in {"time.sleep", "asyncio.sleep", "sleep"}:
@@ -339,9 +457,16 @@ def is_sleep(call: ast.Call) -> bool:
 
 def calls_by_function(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
     """Yield every call with the name of the outermost function that contains it."""
-
-    def visit(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
+    for function, node in nodes_by_function(tree):
         if isinstance(node, ast.Call):
+            yield function, node
+
+
+def nodes_by_function(tree: ast.Module) -> Iterator[tuple[str, ast.expr | ast.ExceptHandler]]:
+    """Yield expressions and handlers with the name of the outermost function that has them."""
+
+    def visit(node: ast.AST, function: str) -> Iterator[tuple[str, ast.expr | ast.ExceptHandler]]:
+        if isinstance(node, ast.expr | ast.ExceptHandler):
             yield function, node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             function = function or node.name
@@ -365,17 +490,25 @@ def permissions(text: str) -> dict[str, str]:
 
 
 def idle_permissions(path: str, text: str) -> Iterator[Offence]:
-    """A permission to sleep gives its reason, and is removed together with the sleep."""
-    if path != SLEEPS:
+    """A permission gives its reason, and is removed together with what it permits."""
+    if path not in PERMITTED:
         return
+    does, complaint = PERMITTED[path]
     for place, reason in permissions(text).items():
-        test, _, function = place.partition("::")
-        source = (ROOT / test).read_text() if (ROOT / test).is_file() else ""
-        found = {name for name, node in calls_by_function(parse(source)) if is_sleep(node)}
-        if function not in found:
-            yield Offence(path, 1, f"{place} does not sleep")
+        module, _, function = place.partition("::")
+        source = (ROOT / module).read_text() if (ROOT / module).is_file() else ""
+        if function not in {name for name, node in nodes_by_function(parse(source)) if does(node)}:
+            yield Offence(path, 1, f"{place} {complaint}")
         if not reason:
             yield Offence(path, 1, f"{place} gives no reason")
+
+
+# The files with permissions: what each permits, and what is said where it is not done.
+PERMITTED: Mapping[str, tuple[Callable[[ast.AST], bool], str]] = {
+    SLEEPS: (lambda node: isinstance(node, ast.Call) and is_sleep(node), "does not sleep"),
+    DROPPED_ERRORS: (drops_errors, "drops no PenstockError"),
+    OPENED_FILES: (opens_path, "opens no path"),
+}
 
 
 def unique_classes(files: Mapping[str, str]) -> Iterator[Offence]:
@@ -398,7 +531,26 @@ def classes_of(path: str, text: str) -> list[ast.ClassDef]:
     return [node for node in nodes if isinstance(node, ast.ClassDef)]
 
 
-TREE_RULES: tuple[TreeRule, ...] = (unique_classes,)
+# Verbs that had many meanings: how many functions of the package may be named just so. The glossary
+# has the meaning of each; a new function needs another name, or a reason for a higher number.
+VERB_LIMITS = {"settle": 5, "take": 8}
+
+
+def single_meanings(files: Mapping[str, str]) -> Iterator[Offence]:
+    """A verb means one thing: few functions are named by it alone."""
+    found: dict[str, list[tuple[str, int]]] = {verb: [] for verb in VERB_LIMITS}
+    for path, text in sorted(files.items()):
+        if in_src(path):
+            for node in nodes_of(text):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    found.get(node.name.lstrip("_"), []).append((path, node.lineno))
+    for verb, places in found.items():
+        for path, line in places[VERB_LIMITS[verb] :]:
+            complaint = f"{verb} is the name of {len(places)} functions, at most"
+            yield Offence(path, line, f"{complaint} {VERB_LIMITS[verb]}; say what this one does")
+
+
+TREE_RULES: tuple[TreeRule, ...] = (unique_classes, single_meanings)
 RULES: tuple[Rule, ...] = (
     banned_identifiers,
     banned_prose,
@@ -408,12 +560,15 @@ RULES: tuple[Rule, ...] = (
     long_modules,
     banner_comments,
     module_docstrings,
+    commanding_docstrings,
     prints,
     dangerous_code,
     build_output,
     machine_paths,
     test_names,
     sleeps,
+    dropped_errors,
+    opened_files,
     idle_permissions,
 )
 
