@@ -406,12 +406,14 @@ class _Batches:
         table = events_table(self.lake)
         reached = table.committed(f"read/{self.store}") or 0
         known = max(reached, table.committed(f"offset/{self.store}") or 0)
-        if reached < end.offset:
+        is_new = reached < end.offset
+        if is_new:
             point = {f"read/{self.store}": end.offset, f"entry/{self.store}": end.entry}
             new = frame.where(f"offset >= {known}")
             add_events(frame.sparkSession, self.lake, new, self.store, point)
         _register(self.lake, self.path, end.offset)
-        if self.on_batch is not None:
+        # A query begins with the batch that was not known to be done, which may be committed.
+        if is_new and self.on_batch is not None:
             self.on_batch(lag(self.lake, self.journal, self.archive))
 
 
