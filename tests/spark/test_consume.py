@@ -161,7 +161,7 @@ def test_a_checkpoint_of_another_queue_is_refused(near):
         ({"messagesPerPartition": "10001"}, "'messagesPerPartition': 10001 is outside 1 to 10000"),
         ({"visibilityTimeout": "43201"}, "'visibilityTimeout': 43201 is outside 1 to 43200"),
         ({"reader": "r" * 65}, "option 'reader': longer than 64 characters"),
-        ({"mode": "eat"}, "option 'mode': 'eat' is none of journal, files, consume"),
+        ({"mode": "eat"}, "option 'mode': 'eat' is none of journal, consume"),
     ],
 )
 def test_a_wrong_option_is_named(options, said):

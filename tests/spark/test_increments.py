@@ -22,6 +22,7 @@ from penstock.spark import update as updating
 from penstock.spark.audit import audit
 from penstock.spark.bronze import ingest
 from penstock.spark.lake import VERSION, Lake, Table
+from penstock.spark.report import make_report
 from penstock.spark.tables import (
     BALANCES,
     FINDINGS,
@@ -240,9 +241,11 @@ NOTHING_NEW = """
 import sys
 from penstock.cli import main
 
-store, lake = sys.argv[1:]
-status = main(["pipeline", "run", "--journal", store, "--lake", lake])
+store, lake, page = sys.argv[1:]
+run = ["pipeline", "run", "--journal", store, "--lake", lake]
+status = main([*run, "--audit", "--report", page])
 status += main(["pipeline", "audit", "--lake", lake])
+status += main(["pipeline", "report", "--lake", lake, "--out", page])
 print(status, sorted({"pandas", "pyspark"} & set(sys.modules)))
 """
 
@@ -254,12 +257,16 @@ def test_with_nothing_new_and_nothing_found_spark_is_not_imported(spark, tmp_pat
     lake = Lake.open(tmp_path / "lake", create=True)
     ingest(lambda: spark, lake, str(store))
     assert audit(lambda: spark, lake).events == 9
-    words = [sys.executable, "-c", NOTHING_NEW, str(store), str(lake.path)]
+    page = tmp_path / "page.html"
+    page.write_text(make_report(spark, lake)[0])
+    words = [sys.executable, "-c", NOTHING_NEW, str(store), str(lake.path), str(page)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == "0 []"
     assert "9 events: every check holds" in done.stdout
     assert "judged 0 of 1 parts" in done.stdout
+    left = f"{page}: 9 events, every check holds; it is of the lake as it is and was left"
+    assert done.stdout.splitlines().count(left) == 2
 
 
 def without(row, texts):

@@ -17,10 +17,11 @@ from penstock import cli
 from penstock.clock import ManualClock
 from penstock.core.events import Claimed, Pushed, QueueCreated
 from penstock.service import QueueSettings
+from penstock.spark.audit import audit
 from penstock.spark.bronze import ingest
 from penstock.spark.lake import Lake
 from penstock.spark.progress import StepStatus
-from penstock.spark.report import LINES_MAX, make_report, render, step_ms
+from penstock.spark.report import LINES_MAX, make_report, read_current, render, step_ms
 from tests.browser import Browser
 from tests.server.conftest import until
 from tests.spark.conftest import watched_steps
@@ -183,6 +184,35 @@ def test_an_empty_lake_has_an_empty_page(spark, browser, tmp_path):
     assert browser.texts("#span") == ["No events yet"]
     assert browser.texts("#figures b") == ["0"] * 6
     assert browser.texts("#depth .empty") == ["Nothing happened yet."]
+
+
+def test_a_page_is_current_only_while_its_lake_has_nothing_else(spark, tmp_path):
+    two_claims = [
+        [QueueCreated(T, 1, "q", QueueSettings())],
+        [Pushed(T, 1, 1, b""), Claimed(T, 1, 1, 1, T + 30_000)],
+        [Claimed(T, 1, 1, 2, T + 30_000)],
+    ]
+    store = write_store(tmp_path / "store", two_claims)
+    lake = Lake.open(tmp_path / "lake", create=True)
+    ingest(lambda: spark, lake, str(store))
+    page = tmp_path / "page.html"
+    assert read_current(lake, page) is None
+    made, summary = make_report(spark, lake)
+    page.write_text(made)
+    assert read_current(lake, page) == summary
+    assert (summary.events, summary.failed) == (4, ["one holder"])
+    # Of a lake that has the same tables, and what is no report or only the beginning of one.
+    other = Lake(lake.path, "0" * 16)
+    assert read_current(other, page) is None
+    for text in ("", made.replace("&quot;events", "&quot;event"), made[: made.index("&quot;ev")]):
+        page.write_text(text)
+        assert read_current(lake, page) is None
+    page.write_text(made)
+    write_store(store, [[Pushed(T, 1, 2, b"")]])
+    ingest(lambda: spark, lake, str(store))
+    assert read_current(lake, page) is None
+    assert audit(lambda: spark, lake).events == 5
+    assert read_current(lake, page) is None
 
 
 def test_a_redriven_dead_letter_counts_once_by_its_last_holder(spark, tmp_path):

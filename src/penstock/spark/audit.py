@@ -80,6 +80,8 @@ class Verdict:
     is_behind: bool = False
     # Messages that are judged by what the lake keeps of them: their events were dropped.
     dropped: int = 0
+    # The version of `messages` that was judged.
+    version: int = -1
 
     @property
     def holds(self) -> bool:
@@ -118,7 +120,8 @@ def audit(
             findings = table_of(lake, FINDINGS)
             if findings.rows() == 0:
                 events = findings.committed(_EVENTS) or 0
-                return Verdict(events, dict.fromkeys(CHECKS, 0), (), parts, 0, is_behind, dropped)
+                counts = dict.fromkeys(CHECKS, 0)
+                return Verdict(events, counts, (), parts, 0, is_behind, dropped, _version(lake))
         made = _Audit(query_session(open_spark(), table_of(lake, MESSAGES).rows()), lake)
         judged = made.judge(everything=everything)
         found = made.findings(engine or {})
@@ -126,7 +129,7 @@ def audit(
         for finding in found:
             counts[finding.check] += 1
         shown = made.shown(found, shown_max)
-        return Verdict(made.events, counts, shown, parts, judged, is_behind, dropped)
+        return Verdict(made.events, counts, shown, parts, judged, is_behind, dropped, made.version)
 
 
 def is_judged(lake: Lake) -> bool:

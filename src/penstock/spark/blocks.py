@@ -530,19 +530,7 @@ _CONTENT: Final = ("Pushed", "Carried")
 _LONG: Final = pa.int64()
 
 
-def _coded_store(block: Block) -> pa.Array:
-    codes = pa.array(np.zeros(len(block.events), np.int8))
-    return pa.DictionaryArray.from_arrays(codes, pa.array([block.identity.hex()]))
-
-
-def _coded_kind(block: Block) -> pa.Array:
-    codes = pa.array(block.events["kind"].view(np.int8))
-    return pa.DictionaryArray.from_arrays(codes, _kind_names())
-
-
 Column = Callable[[Block], pa.Array]
-# Columns that can be had as numbers of a dictionary: less to copy, and to write into a file.
-CODED_COLUMNS: Final[dict[str, Column]] = {"store": _coded_store, "kind": _coded_kind}
 # Every column in order, and how it is made; docs/formats/lake.md says what each means.
 COLUMNS: Final[dict[str, Column]] = {
     "store": _store,

@@ -4,6 +4,9 @@ Spark reduces the tables to a bounded number of points, rows and cells; the page
 and draws itself with its own script. Names and ids come from outside. They reach the page only
 inside that JSON, in which nothing can end a script, and the script writes them only as text. The
 page's content security policy allows no other script and no request.
+
+The page also names the versions of the tables it was made from: while a lake has no others, its
+page is current, which Delta's log alone can say.
 """
 
 import base64
@@ -17,19 +20,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
 import penstock
 from penstock import drawing
 from penstock.service import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
-from penstock.spark.audit import Verdict, audit
+from penstock.spark.audit import Verdict, audit, is_judged
 from penstock.spark.blocks import KIND_NAMES
 from penstock.spark.bronze import events_table
 from penstock.spark.checks import CHECKS
 from penstock.spark.lake import Lake, LakeUnusable, our_errors
 from penstock.spark.progress import WaitStep, step
-from penstock.spark.tables import QUEUE_EVENTS, TABLES
-from penstock.spark.update import is_current, table_of
+from penstock.spark.tables import FINDINGS, MESSAGES, QUEUE_EVENTS, TABLES
+from penstock.spark.update import is_current, is_up_to_date, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,6 +48,9 @@ BINS_PER_DECADE: Final = 6
 MEASURES: Final = ("wait", "hold", "end to end")
 _OTHERS: Final = ""
 _PAGE: Final = Path(__file__).with_name("page")
+# What a page says of itself is before its style.
+_HEAD_BYTES: Final = 16 << 10
+_SUMMARY: Final = re.compile(rb'<meta name="penstock-report" content="([^"]*)">')
 _STEPS_MS: Final = (
     *(n * SECOND_MS for n in (1, 2, 5, 10, 15, 30)),
     *(n * MINUTE_MS for n in (1, 2, 5, 10, 15, 30)),
@@ -79,14 +86,57 @@ _LAST_DEAD: Final = """(
       WHERE nth = 1)"""
 
 
-def make_report(spark: "SparkSession", lake: Lake) -> tuple[str, Verdict]:
-    """The page, and the verdict it opens with. Raises LakeUnusable."""
+class ReportSummary(msgspec.Struct, frozen=True):
+    """What a page says of itself in its head: what it was made from, and its verdict in short."""
+
+    versions: str
+    events: int
+    failed: list[str]
+
+
+def make_report(spark: "SparkSession", lake: Lake) -> tuple[str, ReportSummary]:
+    """The page, and what it says of itself. Raises LakeUnusable."""
     with our_errors():
         with step(spark, "audit"):
             verdict = audit(lambda: spark, lake, shown_max=FINDINGS_MAX)
+        # Before the tables are read: a page of newer ones is only made again once too often.
+        versions = _versions(lake, verdict.version)
+        failed = [name for name, count in verdict.counts.items() if count]
+        summary = ReportSummary(versions, verdict.events, failed)
         with step(spark, "report") as made:
             tables = _Tables.of(spark, lake)
-            return render(tables.figures(verdict, made)), verdict
+            return render(tables.figures(verdict, made), summary), summary
+
+
+def read_current(lake: Lake, page: Path) -> ReportSummary | None:
+    """What a page says of itself, if a report of the lake would be the same; needs no Spark."""
+    try:
+        with page.open("rb") as file:
+            found = _SUMMARY.search(file.read(_HEAD_BYTES))
+        said = None if found is None else html.unescape(found[1].decode())
+        summary = None if said is None else msgspec.json.decode(said, type=ReportSummary)
+    except (OSError, ValueError):
+        return None
+    if summary is None or not summary.versions:
+        return None
+    with our_errors():
+        return summary if summary.versions == _versions(lake) else None
+
+
+def _versions(lake: Lake, judged: int | None = None) -> str:
+    """All that a page follows from, in short; empty if a report would make or judge something.
+
+    With `judged`, also if that is not the version of `messages` that the lake has now.
+    """
+    if not (is_up_to_date(lake) and is_judged(lake)):
+        return ""
+    tables = [table_of(lake, each).delta() for each in (QUEUE_EVENTS, *TABLES, FINDINGS)]
+    found = {str(delta.metadata().id): delta.version() for delta in tables if delta is not None}
+    messages = table_of(lake, MESSAGES).delta()
+    if messages is None or judged not in (None, messages.version()):
+        return ""
+    named = repr((penstock.__version__, lake.id, lake.path.resolve().name, found))
+    return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
 
 
 def warm_up(spark: "SparkSession", lake: Lake) -> None:
@@ -97,13 +147,14 @@ def warm_up(spark: "SparkSession", lake: Lake) -> None:
             section()
 
 
-def render(figures: dict[str, Any]) -> str:
+def render(figures: dict[str, Any], summary: ReportSummary | None = None) -> str:
     """The page of these figures."""
     style = drawing.joined_style(_page("report.css"))
     script = drawing.joined_script(_page("report.js"))
     parts = {
         "policy": f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "base-uri 'none'; form-action 'none'",
+        "summary": html.escape("" if summary is None else msgspec.json.encode(summary).decode()),
         "title": html.escape(f"Penstock: {figures['lake']}"),
         "style": style,
         "script": script,

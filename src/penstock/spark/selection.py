@@ -3,7 +3,6 @@
 It needs no Spark: `ingest` uses it before Spark is started, or without.
 """
 
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ _RANGES: Final = ("fromEntry", "toEntry", "fromTime", "toTime", "fromOffset")
 _LIMITS: Final = ("maxBytesPerTrigger", "spanBytes")
 _POINT: Final = re.compile(r"(\d+):(\d+)")
 _KNOWN: Final = usual_spelling(
-    ["path", "mode", "into", "archive", "reader", "startAt", "queue", "kinds", *_RANGES, *_LIMITS],
+    ["path", "mode", "archive", "reader", "startAt", "queue", "kinds", *_RANGES, *_LIMITS],
 )
 SCHEMA: Final = (
     "store string, shard int, term bigint, entry bigint, index int, sequence bigint, "
@@ -53,7 +52,6 @@ class SourceOptions:
     wanted: Wanted
     batch_bytes_max: int | None
     span_bytes: int | None
-    into: str | None
     start: Point | None = None
 
     @classmethod
@@ -82,18 +80,8 @@ class SourceOptions:
             wanted,
             whole(found, "maxBytesPerTrigger"),
             whole(found, "spanBytes"),
-            _into(found),
             _start(found.get("startAt")),
         )
-
-
-def _into(found: Mapping[str, str]) -> str | None:
-    """Where the files of `mode` "files" go."""
-    if found.get("mode") == "files":
-        return os.path.abspath(required(found, "into", "the directory that files are written to"))
-    if "into" in found:
-        raise InvalidField("option 'into': is for mode 'files', which writes there")
-    return None
 
 
 def _start(given: str | None) -> Point | None:
@@ -129,7 +117,7 @@ def spans(
     points.append(end)
     first, last = wanted.from_entry or 0, wanted.to_entry
     return [
-        Span(options.path, options.archive, a, b, wanted, schema, options.into)
+        Span(options.path, options.archive, a, b, wanted, schema)
         for a, b in pairwise(points)
         if max(a.offset, wanted.from_offset or 0) < b.offset
         and (not b.entry or b.entry > first)

@@ -28,13 +28,13 @@ from penstock.journal import reader_positions
 from penstock.spark.blocks import COLUMNS, Wanted
 from penstock.spark.options import check_columns
 from penstock.spark.selection import SCHEMA, SourceOptions, now_ms, spans
-from penstock.spark.spans import FILES_SCHEMA, Span, read_span
+from penstock.spark.spans import Span, read_span
 from penstock.spark.stream import Point, Stream, align
 
 if TYPE_CHECKING:
     from penstock.spark.sink import QueueStreamWriter, QueueWriter
 
-_MODES: Final = ("journal", "files", "consume")
+_MODES: Final = ("journal", "consume")
 
 
 class PenstockSource(DataSource):
@@ -43,10 +43,8 @@ class PenstockSource(DataSource):
         spark.read.format("penstock").load("STORE")
         spark.readStream.format("penstock").option("reader", "mine").load("STORE")
 
-    mode                "journal"; "files": tasks write the events as Parquet files, and a row
-                        names a file; or "consume": a queue's messages, as
+    mode                "journal"; or "consume": a queue's messages, as
                         docs/how-to/spark-queues.md describes
-    into                of mode "files": the directory they are written to
     path                the store, an archive directory, or any directory of segment files
     archive             where files went that the journal has dropped
     queue               names or numbers of queues, comma-separated: events of these only
@@ -72,9 +70,8 @@ class PenstockSource(DataSource):
     # The modules of other modes are imported when they are used: a task that reads starts sooner.
 
     def schema(self) -> str:
-        mode = self._mode()
-        if mode != "consume":
-            return FILES_SCHEMA if mode == "files" else SCHEMA
+        if self._mode() != "consume":
+            return SCHEMA
         from penstock.spark import consume
 
         consume.ConsumeOptions.of(self.options)
@@ -86,7 +83,7 @@ class PenstockSource(DataSource):
                 "option 'mode': a queue can only be consumed by a stream; use readStream, with "
                 "trigger(availableNow=True) if it is to end"
             )
-        return JournalBatch(SourceOptions.of(self.options), self._checked(schema))
+        return JournalBatch(SourceOptions.of(self.options), check_columns(schema, COLUMNS))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         try:
@@ -95,7 +92,8 @@ class PenstockSource(DataSource):
 
                 columns = check_columns(schema, consume.COLUMNS)
                 return consume.ConsumeStream(consume.ConsumeOptions.of(self.options), columns)
-            return JournalStream(SourceOptions.of(self.options), self._checked(schema))
+            columns = check_columns(schema, COLUMNS)
+            return JournalStream(SourceOptions.of(self.options), columns)
         except InvalidField as error:
             return RefusedStream(error)
 
@@ -116,10 +114,6 @@ class PenstockSource(DataSource):
         if mode not in _MODES:
             raise InvalidField(f"option 'mode': {mode!r} is none of {', '.join(_MODES)}")
         return mode
-
-    def _checked(self, schema: StructType) -> StructType:
-        files = [column.split()[0] for column in FILES_SCHEMA.split(", ")]
-        return check_columns(schema, files if self._mode() == "files" else COLUMNS)
 
 
 def _require_append(overwrite: bool) -> None:

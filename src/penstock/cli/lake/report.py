@@ -4,14 +4,13 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.lake.options import add_lake, add_spark, open_spark
+from penstock.cli.lake.options import add_lake, add_spark, spark_opener
 from penstock.cli.session import Session, UsageError
 from penstock.files import remove_in, write_in
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from penstock.spark.lake import Lake
+    from penstock.spark.session import OpenSpark
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,7 +28,7 @@ def run(session: Session, arguments: Namespace) -> int:
 
     check_writable("--out", arguments.out)
     lake = Lake.open(arguments.lake, other_owner=arguments.insecure_other_owner)
-    write_report(session, arguments, open_spark(arguments), lake, arguments.out)
+    write_report(session, arguments, spark_opener(arguments), lake, arguments.out)
     return 0
 
 
@@ -47,18 +46,25 @@ def check_writable(option: str, path: str) -> None:
 
 
 def write_report(
-    session: Session, arguments: Namespace, spark: "SparkSession", lake: "Lake", path: str
+    session: Session, arguments: Namespace, spark: "OpenSpark", lake: "Lake", path: str
 ) -> None:
-    """Writes the page, and prints that it did. Raises LakeUnusable."""
-    from penstock.spark.report import make_report
+    """Writes the page, unless there is one that would be the same, and prints what it did.
+
+    Raises LakeUnusable.
+    """
+    from penstock.spark.report import make_report, read_current
 
     out = Path(path)
-    page, verdict = make_report(spark, lake)
-    write_in(out.parent, out.name, page.encode(), mode=0o666, durable=False)
-    failed = [name for name, count in verdict.counts.items() if count]
-    result = f"FAILED: {', '.join(failed)}" if failed else "every check holds"
+    summary = read_current(lake, out)
+    is_current = summary is not None
+    if summary is None:
+        page, summary = make_report(spark(), lake)
+        write_in(out.parent, out.name, page.encode(), mode=0o666, durable=False)
+    result = f"FAILED: {', '.join(summary.failed)}" if summary.failed else "every check holds"
+    text = f"{out}: {summary.events:,} events, {result}"
     session.print_result(
         arguments,
-        {"report": str(out), "events": verdict.events, "holds": verdict.holds},
-        f"{out}: {verdict.events:,} events, {result}",
-    )
+        {"report": str(out), "events": summary.events, "holds": not summary.failed,
+         "written": not is_current},
+        f"{text}; it is of the lake as it is and was left" if is_current else text,
+    )  # fmt: skip

@@ -93,7 +93,7 @@ def run(session: Session, arguments: Namespace) -> int:
     _print_lags(session, lake, arguments)
     status = _audit(session, spark, lake, arguments) if arguments.audit else 0
     if arguments.report is not None:
-        write_report(session, arguments, spark(), lake, arguments.report)
+        write_report(session, arguments, spark, lake, arguments.report)
     if arguments.ui:
         _wait_for_interrupt(spark())
     return status
