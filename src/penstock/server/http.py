@@ -59,6 +59,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
     __slots__ = (
         "_answer",
         "_answer_bytes",
+        "_answered",
         "_body_timed",
         "_busy",
         "_closing",
@@ -69,7 +70,6 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         "_must_say_keep_alive",
         "_reading",
         "_refused",
-        "_request",
         "_server",
         "_transport",
         "_turns",
@@ -119,7 +119,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         # How the claims of this connection name it, by access key and software: see `holder_of`.
         self.holder: tuple[str, str, str] | None = None
         # The request that is being answered, and what is known of its refusal, for its line.
-        self._request: Request | None = None
+        self._answered: Request | None = None
         self.refusal: dict[str, object] = {}
         # Called if the client disconnects while its request is being answered.
         self.on_gone: Callable[[], None] | None = None
@@ -297,7 +297,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         if not request.keep_alive or self._server.stopping:
             self._closing = True
         self._busy = True
-        self._request = request
+        self._answered = request
         self._must_say_keep_alive = request.must_say_keep_alive
         try:
             answer = self._answer(request, self)
@@ -347,6 +347,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         self.on_gone = None
         if answer[STATUS_AT] > _SUCCESS:
             self._tell_refused(answer)
+        self._answered = None
         transport = self._transport
         if transport is None:
             return
@@ -369,7 +370,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
             return
         refusal, self.refusal = self.refusal, {}
         event = refusal.pop("event", REQUEST_REFUSED if status < 500 else REQUEST_FAILED)
-        request = self._request
+        request = self._answered
         if request is not None:
             # The path of an action is that of a queue, or "/"; a query may hold anything.
             refusal |= {"method": request.method, "path": request.path}

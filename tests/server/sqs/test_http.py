@@ -229,6 +229,28 @@ def test_pipelined_requests_are_answered_in_order_even_after_a_long_poll(plain):
     assert received.count(b"HTTP/1.1 400 ") == 1
 
 
+def test_a_request_that_is_arriving_is_not_confused_with_one_that_is_answered(plain):
+    client = plain.client()
+    url = make(client, "answered")
+
+    def ask(target, **parameters):
+        return post(json.dumps(parameters).encode(), target=f"AmazonSQS.{target}", close=False)
+
+    first = ask("ReceiveMessage", QueueUrl=url, WaitTimeSeconds=20)
+    second = ask("GetQueueUrl", QueueName="answered")
+    third = ask("CreateQueue", QueueName="arriving")
+    with connect(plain) as wire:
+        # The rest of the third request comes when the second has been answered.
+        wire.sendall(first + second + third[:-1])
+        until(lambda: plain.running.engine.has_waiters)
+        client.send_message(QueueUrl=url, MessageBody="woken")
+        received = b""
+        while received.count(b"HTTP/1.1 200 OK") < 2 or not received.endswith(b"}"):
+            received += wire.recv(65_536)
+        wire.sendall(third[-1:])
+        assert b"/arriving" in wire.recv(65_536)
+
+
 def test_a_request_may_come_byte_by_byte_and_in_chunks(plain):
     with connect(plain) as wire:
         for byte in post(b"{}"):
