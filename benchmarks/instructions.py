@@ -34,10 +34,12 @@ COUNTED_S = 8
 _START = """
 import runpy, sys
 try:
-    from penstock.server import turns
-    turns.SLOW_S = 3600
+    from penstock.backends import scheduler
+    from penstock.server import http
+    scheduler.SLOW_S = http.SLOW_S = 3600
 except ImportError:
-    pass  # an older checkout
+    from penstock.server import turns  # an older checkout
+    turns.SLOW_S = 3600
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

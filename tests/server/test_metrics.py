@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.store import open_engine
-from penstock.backends.loop import PAUSE
 from penstock.durations import Durations
 from penstock.errors import QueueNotFound
 from penstock.journal import MemoryJournal, reader_positions
@@ -142,7 +141,7 @@ def read_page(steps, engine):
             command = steps.send(reply)
         except StopIteration as stop:
             return stop.value
-        reply = None if command is PAUSE else engine.submit(command)
+        reply = None if command is None else engine.submit(command)
 
 
 @pytest.mark.parametrize(("count", "left_out"), [(1_000, 0), (100_000, 90_000)])

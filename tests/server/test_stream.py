@@ -5,9 +5,9 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from penstock.backends import scheduler
 from penstock.backends.engine.engine import Engine
 from penstock.clock import ManualClock
-from penstock.server import turns
 from penstock.server.stream import WRITE_PROGRESS_BYTES, Limits
 from penstock.service import CreateQueue, Peek, Pull, Push, Stats
 from penstock.wire.carrot.session import PUT, encode_session_request
@@ -236,7 +236,7 @@ def test_a_server_stops_while_requests_wait_for_a_client_that_does_not_read(star
 
 def test_frames_that_wait_for_their_turn_keep_the_order_of_their_connection(serve, monkeypatch):
     """Row 20: every request that may take long waits in a line here, the pushes between do not."""
-    monkeypatch.setattr(turns, "SLOW_S", -1.0)
+    monkeypatch.setattr(scheduler, "SLOW_S", -1.0)
     server = serve()
     with FrameWire(server) as wire:
         wire.ask(1, CreateQueue("orders"))
@@ -259,7 +259,7 @@ def test_frames_that_wait_for_their_turn_keep_the_order_of_their_connection(serv
 
 def test_requests_of_lost_connections_do_not_wait_any_more(serve, monkeypatch):
     """Row 20: what waited for its turn is not counted any more."""
-    monkeypatch.setattr(turns, "SLOW_S", -1.0)
+    monkeypatch.setattr(scheduler, "SLOW_S", -1.0)
     server = serve()
     with FrameWire(server) as wire:
         wire.ask(1, CreateQueue("orders"))

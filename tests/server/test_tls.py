@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import uvloop
 
+from penstock.backends import scheduler
 from penstock.server import tls as server_tls_module
 from penstock.server.process import allow_many_files
-from penstock.server.tls import HANDSHAKE_S_MAX, HANDSHAKES_MAX, PIECE_BYTES, ServerTls, over_tls
+from penstock.server.tls import HANDSHAKE_S_MAX, HANDSHAKES_MAX, RECORD_BYTES, ServerTls, over_tls
 from penstock.service import CreateQueue, Peek, Push
 from penstock.wire.frames.bodies import encode_command
 from penstock.wire.frames.frames import Hello, encode_hello
@@ -68,7 +69,7 @@ class RandomSender(asyncio.Protocol):
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_all_that_is_written_arrives_in_order_and_the_protocol_is_paused(run, certificate):
     rng = random.Random(7)
-    sizes = [rng.choice([1, 100, PIECE_BYTES, PIECE_BYTES + 1, 300_000]) for _ in range(200)]
+    sizes = [rng.choice([1, 100, RECORD_BYTES, RECORD_BYTES + 1, 300_000]) for _ in range(200)]
     sender = RandomSender(sizes)
     received = bytearray()
 
@@ -139,7 +140,12 @@ async def listen(factory, tls):
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_one_handshake_is_begun_in_each_turn_of_the_event_loop(run, certificate):
+def test_handshakes_that_come_together_are_begun_in_many_turns_of_the_event_loop(
+    run, certificate, monkeypatch
+):
+    # Each takes longer than this, so that a turn of the run queue begins one.
+    monkeypatch.setattr(scheduler, "TURN_S", 0.0)
+
     async def main():
         loop = asyncio.get_running_loop()
         turn = 0

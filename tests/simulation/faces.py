@@ -16,7 +16,7 @@ from penstock.backends.engine.asynchronous import AsyncEngine
 from penstock.backends.engine.blocking import BlockingEngine
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.waiting import Waiter
-from penstock.backends.loop import PAUSE, Pending, Steps, result_of
+from penstock.backends.loop import Pending, Steps, result_of
 from penstock.clock import ManualClock
 from penstock.errors import InFlightLimit, PenstockError
 from penstock.service import Claim, Command, Pull
@@ -252,7 +252,7 @@ class LoopFace:
     @staticmethod
     def _steps(pull: Pull) -> Steps[list[Claim]]:
         claims = yield pull
-        yield PAUSE
+        yield
         return claims
 
     def _done(self, call: Call, claims: list[Claim] | None, error: Exception | None) -> None:

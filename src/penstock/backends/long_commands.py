@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.backends.loop import PAUSE, LoopService, Pending, Steps
+from penstock.backends.loop import LoopService, Pending, Steps
 from penstock.errors import (
     EngineClosed,
     InFlightLimit,
@@ -135,7 +135,7 @@ def pull_parts(
         if not service.settle_some(pull.queue):
             break
         hold()
-        yield PAUSE
+        yield
     claims: list[Claim] = []
     if divides_pull(service, pull):
         claims = yield from _claim_parts(service, pull, hold)
@@ -171,7 +171,7 @@ def _claim_parts(service: LoopService, pull: Pull, hold: Callable[[], None]) -> 
             break
         if len(some) >= _PAUSE_CLAIMS_MIN:
             hold()
-            yield PAUSE
+            yield
     return claims
 
 
@@ -204,7 +204,7 @@ def redrive_parts(
         if not some or moved == redrive.limit:
             return moved
         hold()
-        yield PAUSE
+        yield
 
 
 def takes_pages(command: object) -> bool:
@@ -237,7 +237,7 @@ def take_pages(request: int, command: DescribeQueues, frame_bytes_max: int) -> S
         if len(page) < limit or count == command.limit:
             return encode_row_reply(request, count, rows)
         after = page[-1].queue
-        yield PAUSE
+        yield
 
 
 class HistoryAnswer:
@@ -282,7 +282,7 @@ def take_parts(
         if check is not None:
             check(part)
         decoded.append(part)
-        yield PAUSE
+        yield
     answer: _BatchAnswer | _BulkAnswer = _BatchAnswer() if kind == BATCH else _BulkAnswer()
     yield from execute_parts(decoded, answer.add)
     return answer.encode(request)
@@ -311,7 +311,7 @@ def execute_parts(
         if refused is not None:
             replies = [refused] * (len(part.items if isinstance(part, Batch) else part.bodies))
         add(part, replies)
-        yield PAUSE
+        yield
 
 
 class _BatchAnswer:

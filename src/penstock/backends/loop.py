@@ -10,9 +10,10 @@ calls back later. Two classes have this interface:
 
 Several commands that belong together are a generator (`Steps`): it yields commands and is sent the
 replies, and errors are thrown into it. With a local engine it runs to its end within the call,
-unless it yields `PAUSE`: work that grows with the number of queues is done in slices, so that other
-requests are answered between them. An action of one command may be that command and a function that
-makes the result from its reply or its error (`Single`), which costs less than a generator.
+unless it yields nothing: that is the end of a bounded step, and the rest waits in the run queue
+(`scheduler`). State that was read before may have changed then; if the reply is cancelled, claims
+that were made are released. An action of one command may be that command and a function that makes
+the result from its reply or its error (`Single`), which costs less than a generator.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 
-from penstock.backends.paused import PausedWork
+from penstock.backends.scheduler import run_queue
 from penstock.clock import Clock, SystemClock
 from penstock.errors import EngineClosed, PenstockError, QueueNotFound
 from penstock.service import (
@@ -49,10 +50,6 @@ Finish = Callable[[Any, Any, PenstockError | None], Any]
 Single = tuple[Command[Any], Finish, Any]
 
 
-# What steps yield to be continued in a later turn of the event loop. State that was read before the
-# pause may have changed after it. If the reply is cancelled, claims that were made before the pause
-# are released.
-PAUSE: Final = None
 # How long the description of a queue of another service is used before it is asked for again.
 VIEW_S: Final = 1.0
 _VIEWS_MAX: Final = 10_000
@@ -217,7 +214,7 @@ class AwaitedService:
         self.now_ms = (clock or SystemClock()).now_ms
         self._service = service
         self._loop = asyncio.get_running_loop()
-        self._paused = PausedWork(self._loop)
+        self._run_queue = run_queue(self._loop)
         self._views: dict[str, tuple[float, QueueInfo]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -259,8 +256,8 @@ class AwaitedService:
                 pending.waits = type(command) is Pull and command.wait_ms != 0
                 try:
                     reply = None
-                    if command is PAUSE:
-                        await self._paused.wait()
+                    if command is None:
+                        await self._run_queue.wait(steps.gi_code)
                     else:
                         reply = await self._execute(command, pending)
                 except PenstockError as error:

@@ -20,7 +20,7 @@ from nats.aio.subscription import Subscription
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.upkeep import Upkeep
-from penstock.backends.paused import TURN_S
+from penstock.backends.scheduler import TURN_S
 from penstock.cluster.archive import ShardArchive, keep_archive
 from penstock.cluster.jetstream import JetStream
 from penstock.cluster.journal import ReplicatedJournal

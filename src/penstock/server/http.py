@@ -13,7 +13,7 @@ disk must sync first. Requests that arrive meanwhile wait, so pipelining keeps i
                         stops until some are answered
     all connections     HELD_BYTES_MAX of unfinished and waiting requests and of unsent answers;
                         over that, the connections that hold the most are aborted, largest first
-    a turn of the loop  about 5 ms of requests that take long (`turns`)
+    a turn of the loop  about 5 ms of requests that take long (`scheduler`)
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Final, cast
 
-from penstock.backends.paused import TURN_S
+from penstock.backends.scheduler import SLOW_S, STEP_BYTES, TURN_S, run_queue
 from penstock.server.faults import Faults
 from penstock.server.held import COUNTED_BYTES_MIN, HeldBytes
 from penstock.server.lines import REQUEST_FAILED, REQUEST_REFUSED, ServerLines
@@ -33,7 +33,6 @@ from penstock.server.request import RequestReader, Unacceptable
 from penstock.server.response import CONTINUE, with_connection
 from penstock.server.response import first_lines as first_lines
 from penstock.server.response import response as response
-from penstock.server.turns import LARGE_BYTES, Turns
 
 HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 30.0
@@ -70,9 +69,9 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         "_must_say_keep_alive",
         "_reading",
         "_refused",
+        "_run_queue",
         "_server",
         "_transport",
-        "_turns",
         "_unparsed",
         "_unsent_bytes",
         "_waiting",
@@ -91,7 +90,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         self._server = server
         self._loop = server.loop
         self._answer = server.answer
-        self._turns = server.turns
+        self._run_queue = server.run_queue
         self._transport: asyncio.Transport | None = None
         # Data that came behind too many waiting requests; reading has stopped.
         self._unparsed = b""
@@ -164,7 +163,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
                 self._unparsed += data
             return
         try:
-            if len(data) <= LARGE_BYTES:
+            if len(data) <= STEP_BYTES:
                 self.feed(data)
             else:
                 self._feed_pieces(data)
@@ -186,12 +185,12 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         view = memoryview(data)
         completed = self.completed
         until_s = perf_counter() + TURN_S
-        for at in range(0, len(data), LARGE_BYTES):
-            self.parse(view[at : at + LARGE_BYTES])
+        for at in range(0, len(data), STEP_BYTES):
+            self.parse(view[at : at + STEP_BYTES])
             if self._closing:
                 return
             if self.completed != completed or not self._reading or perf_counter() > until_s:
-                self._unparsed = data[at + LARGE_BYTES :]
+                self._unparsed = data[at + STEP_BYTES :]
                 break
         else:
             if perf_counter() <= until_s:
@@ -289,7 +288,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
             or self._waiting
             or not self._writable
             or self._closing
-            or self._turns.is_slow(request)
+            or (self._run_queue.means_s and self._run_queue.is_slow(kind_of(request)))
         ):
             self._enqueue(request)
             return
@@ -307,7 +306,9 @@ class HttpConnection(RequestReader, asyncio.Protocol):
             answer = response(500, b"", b"", self._loop.time())
         if answer is not None:
             self.finish(answer)
-        self._turns.note(request, perf_counter() - began_s)
+        took_s = perf_counter() - began_s
+        if took_s > SLOW_S or self._run_queue.means_s:
+            self._run_queue.note(kind_of(request), took_s)
 
     def _enqueue(self, request: Request) -> None:
         if self._closing:
@@ -400,8 +401,9 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         if self._waiting and not self._busy and self._writable and self._transport is not None:
             self._busy = True
             following = self._waiting[0]
-            if type(following) is Request and self._turns.is_slow(following):
-                self._turns.add(following, self._begin_next)
+            kind = kind_of(following) if type(following) is Request else None
+            if kind is not None and self._run_queue.is_slow(kind):
+                self._run_queue.add(kind, self._begin_next)
             else:
                 self._loop.call_soon(self._begin_next)
 
@@ -493,8 +495,8 @@ class HttpConnection(RequestReader, asyncio.Protocol):
 
 
 def kind_of(request: Request) -> str:
-    """The line of a request (`turns`); all large ones are of one kind."""
-    if len(request.body) > LARGE_BYTES:
+    """The line of a request (`scheduler`); all large ones are of one kind."""
+    if len(request.body) > STEP_BYTES:
         return "large"
     target = request.headers.get("x-amz-target")
     if target is not None:
@@ -519,7 +521,7 @@ class HttpServer:
         self.watched: set[HttpConnection] = set()
         # What is held by connections that hold more than COUNTED_BYTES_MIN.
         self.held = HeldBytes(self.loop, HELD_BYTES_MAX)
-        self.turns = Turns(self.loop, kind_of)
+        self.run_queue = run_queue(self.loop)
         self.stopping = False
         self._emptied = asyncio.Event()
         self._timers = [

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, Protocol
 
 from penstock import __version__
-from penstock.backends.loop import PAUSE, Steps
+from penstock.backends.loop import Steps
 from penstock.durations import Durations
 from penstock.errors import QueueNotFound
 from penstock.output import printable
@@ -178,7 +178,7 @@ class Metrics:
             except QueueNotFound:
                 continue  # deleted since
             if number % SLICE == 0:
-                yield PAUSE
+                yield
         lines: list[str] = []
         for family in (*families.all, left_out, *self._server_families()):
             lines += family.lines

@@ -3,10 +3,10 @@
 All answers that are made within one callback of the event loop are sent in one write per
 connection. A connection pauses reading while its peer does not read answers, or while too many of
 its requests wait for the disk; requests that were read by then are its backlog. Requests of a kind
-that takes long wait for their turn (`turns`), and with them the later ones of their connection. It
-is closed if it makes no progress for too long, or if it holds the most when all connections
-together hold too much (`held`). When it breaks, everything pending for it is cancelled: waits end,
-and claims that were made for it are released.
+that takes long wait in the run queue (`scheduler`), and with them the later ones of their
+connection. It is closed if it makes no progress for too long, or if it holds the most when all
+connections together hold too much (`held`). When it breaks, everything pending for it is cancelled:
+waits end, and claims that were made for it are released.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple, cast
 
 from penstock.backends.loop import LoopService, Pending
+from penstock.backends.scheduler import STEP_BYTES, run_queue
 from penstock.errors import PenstockError, UnavailableError
 from penstock.server.faults import Faults
 from penstock.server.held import COUNTED_BYTES_MIN, HeldBytes
 from penstock.server.lines import TOKEN_REFUSED, ServerLines
-from penstock.server.turns import LARGE_BYTES, Turns
 from penstock.service import Message
 
 # An incomplete frame up to this size is not counted.
@@ -50,13 +50,15 @@ class Limits(NamedTuple):
 class LongRequest(NamedTuple):
     """A request that may take long."""
 
-    kind: int
+    # A word for the protocol, and the request's kind there.
+    kind: tuple[str, int]
     size_bytes: int
     execute: Callable[[], None]
 
-
-def _kind_of(request: LongRequest) -> tuple[int, bool]:
-    return request.kind, request.size_bytes > LARGE_BYTES
+    @property
+    def line(self) -> tuple[str, int, bool]:
+        """Its line in the run queue."""
+        return *self.kind, self.size_bytes > STEP_BYTES
 
 
 class StreamServer:
@@ -86,7 +88,7 @@ class StreamServer:
         self.lines = ServerLines()
         self.service = service
         self.loop = asyncio.get_running_loop()
-        self.turns = Turns(self.loop, _kind_of)
+        self.run_queue = run_queue(self.loop)
         self.started_s = self.loop.time()
         self.idle_since_s = self.started_s
         # Answers that are not durable yet, or come from another service.
@@ -423,19 +425,19 @@ class StreamConnection(asyncio.Protocol):
 
     def execute_in_turn(self, request: LongRequest) -> None:
         """Executes a request, or lets it wait in the line of its kind if that is slow."""
-        turns = self._stream.turns
-        if turns.is_slow(request):
+        queue = self._stream.run_queue
+        if queue.is_slow(request.line):
             self._delayed = request
             self.hold_requests()
             self.count_deferred(1, request.size_bytes)
-            turns.add(request, self._begin_delayed)
+            queue.add(request.line, self._begin_delayed)
         else:
             self._execute(request)
 
     def _execute(self, request: LongRequest) -> None:
         began_s = perf_counter()
         request.execute()
-        self._stream.turns.note(request, perf_counter() - began_s)
+        self._stream.run_queue.note(request.line, perf_counter() - began_s)
 
     def _begin_delayed(self) -> None:
         request = self._delayed

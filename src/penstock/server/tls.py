@@ -6,9 +6,8 @@ half a millisecond: five hundred at one instant delayed everyone by 269 ms. And 
 passes all it is given to the TCP transport below it and does not count what waits there: of an
 answer of megabytes that its client does not read, `get_write_buffer_size` is 0.
 
-Here one step of a handshake is made in each turn of the event loop, whoever sent it. What is
-written is encrypted PIECE_BYTES at a time, while the TCP transport has nothing unsent; the rest is
-kept and counted.
+Here each step of a handshake waits in the run queue of the event loop. What is written is encrypted
+RECORD_BYTES at a time, while the TCP transport has nothing unsent; the rest is kept and counted.
 
 The protocol of a connection, which counts it among the connections of its server, knows nothing of
 it before the handshake is complete. So `Handshakes` limits how many are incomplete.
@@ -21,12 +20,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, cast
 
-from penstock.backends.paused import PausedWork
+from penstock.backends.scheduler import run_queue
 from penstock.errors import InvalidField
 from penstock.files import check_named
 
 # The size of a TLS record.
-PIECE_BYTES: Final = 16 * 1024
+RECORD_BYTES: Final = 16 * 1024
 HANDSHAKE_S_MAX: Final = 10
 # Handshakes of one listener that may be incomplete at the same time; each holds about 40 KiB.
 HANDSHAKES_MAX: Final = 2_000
@@ -84,8 +83,7 @@ class Handshakes:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        # Makes one step in each turn of the event loop.
-        self.steps = PausedWork(loop)
+        self._run_queue = run_queue(loop)
         # The oldest first.
         self._incomplete: dict[TlsProtocol, None] = {}
 
@@ -100,6 +98,10 @@ class Handshakes:
                 return
             self.end(aborted)
         self._incomplete[connection] = None
+
+    def plan(self, step: Callable[[], None]) -> None:
+        """Makes a step of a handshake in a later turn of the event loop."""
+        self._run_queue.add(Handshakes, step)
 
     def end(self, connection: "TlsProtocol") -> None:
         """Removes a connection whose handshake is complete, or that has ended."""
@@ -164,7 +166,7 @@ class TlsProtocol(asyncio.Protocol):
             self._tcp.pause_reading()
             self._waited_s = self.waited_s(self._handshakes.loop.time())
             self._asked_at_s = None
-            self._handshakes.steps.add(self._shake_hands)
+            self._handshakes.plan(self._shake_hands)
 
     def _shake_hands(self) -> None:
         """Makes the next step of the handshake."""
@@ -285,7 +287,7 @@ class TlsTransport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._closing or not data:
             return
-        if self._unsent or self._is_blocked or len(data) > PIECE_BYTES:
+        if self._unsent or self._is_blocked or len(data) > RECORD_BYTES:
             self._unsent.append(memoryview(data))
             self._unsent_bytes += len(data)
             self._pump()
@@ -299,11 +301,11 @@ class TlsTransport(asyncio.Transport):
         """Sends pieces until the TCP transport has something unsent."""
         unsent = self._unsent
         while unsent and not self._is_blocked:
-            piece = unsent[0][:PIECE_BYTES]
+            piece = unsent[0][:RECORD_BYTES]
             if len(piece) == len(unsent[0]):
                 unsent.popleft()
             else:
-                unsent[0] = unsent[0][PIECE_BYTES:]
+                unsent[0] = unsent[0][RECORD_BYTES:]
             self._unsent_bytes -= len(piece)
             self._below.send(piece)
         if self._closing and not unsent:

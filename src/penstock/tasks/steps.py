@@ -7,7 +7,7 @@ the `Steps` of `backends.loop`.
 from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
-from penstock.backends.loop import PAUSE, Steps
+from penstock.backends.loop import Steps
 from penstock.errors import (
     InvalidField,
     PenstockError,
@@ -27,7 +27,7 @@ def run_steps(service: QueueService, steps: Steps[R]) -> R:
         command = next(steps)
         while True:
             try:
-                reply = None if command is PAUSE else service.execute(command)
+                reply = None if command is None else service.execute(command)
             except PenstockError as error:
                 command = steps.throw(error)
             else:
@@ -42,7 +42,7 @@ async def await_steps(service: AsyncQueueService, steps: Steps[R]) -> R:
         command = next(steps)
         while True:
             try:
-                reply = None if command is PAUSE else await service.execute(command)
+                reply = None if command is None else await service.execute(command)
             except PenstockError as error:
                 command = steps.throw(error)
             else:

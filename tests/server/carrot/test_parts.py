@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from penstock import carrot
+from penstock.backends import scheduler
 from penstock.backends.engine.store import open_engine
 from penstock.clock import ManualClock
 from penstock.errors import StoreFull
-from penstock.server import turns
 from penstock.server.process import allow_many_files
 from penstock.service import CreateQueue, DeleteQueue, PushMany, Stats
 from penstock.wire.carrot.session import (
@@ -243,7 +243,7 @@ def test_no_request_of_the_extension_delays_the_others(server, record_property):
 
 def test_requests_that_wait_for_their_turn_keep_the_order_of_their_connection(broker, monkeypatch):
     """Row 20: every PUT_MANY waits in a line here, the PUTs between do not."""
-    monkeypatch.setattr(turns, "SLOW_S", -1.0)
+    monkeypatch.setattr(scheduler, "SLOW_S", -1.0)
     sent = [b"%d" % number for number in range(300)]
     with broker.link() as link:
         for first in range(0, 300, 3):

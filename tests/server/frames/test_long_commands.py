@@ -13,7 +13,6 @@ from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.engine.store import open_engine
 from penstock.backends.long_commands import divides_pull, pull_parts
-from penstock.backends.loop import PAUSE
 from penstock.clock import ManualClock
 from penstock.errors import (
     InFlightLimit,
@@ -456,7 +455,7 @@ def run_steps(engine, steps):
     try:
         command = next(steps)
         while True:
-            command = steps.send(None if command is PAUSE else engine.submit(command))
+            command = steps.send(None if command is None else engine.submit(command))
     except StopIteration as stop:
         return stop.value
 

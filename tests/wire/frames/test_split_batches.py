@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from penstock.backends.long_commands import take_parts
-from penstock.backends.loop import PAUSE
 from penstock.errors import InvalidField, JournalError, ProtocolError, QueueNotFound, StoreFull
 from penstock.service import (
     BATCH_ITEMS_MAX,
@@ -108,7 +107,7 @@ def answered(kind, parts, replies):
     try:
         step = next(steps)
         while True:
-            if step is PAUSE:
+            if step is None:
                 step = steps.send(None)
                 continue
             executed.append(step)

@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.waiting import Waiter
-from penstock.backends.loop import PAUSE, EventList, HistoryParts, Pending, Steps
-from penstock.backends.paused import PausedWork
+from penstock.backends.loop import EventList, HistoryParts, Pending, Steps
+from penstock.backends.scheduler import run_queue
 from penstock.core.due import NEVER_MS
 from penstock.errors import EngineClosed, InFlightLimit, JournalError, PenstockError
 from penstock.service import (
@@ -68,7 +68,7 @@ class LoopEngine:
         self._views: dict[str, QueueInfo] = {}
         self._listeners: list[Callable[[PenstockError], None]] = []
         self._loop = loop or asyncio.get_running_loop()
-        self._paused = PausedWork(self._loop)
+        self._run_queue = run_queue(self._loop)
         # Replies that wait for the disk, roughly in the order of their sequences.
         self._deferred: deque[EngineReply] = deque()
         self._wanted_sequence = 0
@@ -113,7 +113,7 @@ class LoopEngine:
             command = next(steps)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
-        if command is PAUSE:
+        if command is None:
             return self._pause(steps, 0)
         reply, refused = self._submit_for_steps(command)
         sequence = self.engine.answer_sequence if refused is None else 0
@@ -150,7 +150,7 @@ class LoopEngine:
                         waiting.sequence = sequence
                         return waiting
                 command = steps.send(reply) if error is None else steps.throw(error)
-                if command is PAUSE:
+                if command is None:
                     return self._pause(steps, sequence, waited, pull, claims)
                 is_new = True
                 reply, error = self._submit_for_steps(command)
@@ -175,14 +175,14 @@ class LoopEngine:
         """
         pending = waited or EngineReply(loop_engine=self)
         pending.note_claims(pull, claims)
-        self._paused.add(self._continue_paused, pending, steps, sequence)
+        self._run_queue.add(steps.gi_code, partial(self._continue_paused, pending, steps, sequence))
         return pending
 
     def _continue_paused(self, pending: "EngineReply", steps: Steps[Any], sequence: int) -> None:
         if pending.done is None:
             steps.close()
         else:
-            self._resume(pending, steps, PAUSE, None, None, sequence)
+            self._resume(pending, steps, None, None, None, sequence)
 
     def _submit_for_steps(self, command: Command[Any]) -> tuple[Any, PenstockError | None]:
         """The reply, or the error that is to be thrown into the steps."""
@@ -199,8 +199,17 @@ class LoopEngine:
         self.engine.check()
         pending = EngineReply(loop_engine=self)
         events = self.engine.history(command)
-        self._paused.add(self._read_history, pending, events, parts or EventList())
+        self._plan_history(pending, events, parts or EventList())
         return pending
+
+    def _plan_history(
+        self,
+        pending: "EngineReply",
+        events: Iterator[HistoryEvent | None],
+        parts: HistoryParts,
+    ) -> None:
+        read = partial(self._read_history, pending, events, parts)
+        self._run_queue.add(History, read)
 
     def _read_history(
         self,
@@ -217,7 +226,7 @@ class LoopEngine:
             for event in events:
                 if event is None:
                     parts.add(found)
-                    self._paused.add(self._read_history, pending, events, parts)
+                    self._plan_history(pending, events, parts)
                     return
                 found.append(event)
             parts.add(found)

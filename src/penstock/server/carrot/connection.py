@@ -18,7 +18,7 @@ from hmac import compare_digest
 from time import perf_counter
 from typing import Any, Final
 
-from penstock.backends.paused import TURN_S
+from penstock.backends.scheduler import TURN_S
 from penstock.errors import MessageTooLarge, Overloaded, PenstockError, ProtocolError
 from penstock.server.carrot.server import CarrotServer, HeldClaim, make_create, make_push
 from penstock.server.carrot.sessions import TAKE
@@ -332,7 +332,7 @@ class CarrotConnection(StreamConnection):
         """Executes a request that may take long; it may have to wait for its turn."""
         opcode, count, number, queue, body = request
         execute = partial(TAKE[opcode], self._server, self, count, number, queue, body)
-        self.execute_in_turn(LongRequest(opcode, len(body), execute))
+        self.execute_in_turn(LongRequest(("carrot", opcode), len(body), execute))
 
     def _has_to_wait(self) -> bool:
         """Whether no request may be executed now."""

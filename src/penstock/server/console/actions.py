@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from penstock.backends.loop import PAUSE, LoopService, Steps
+from penstock.backends.loop import LoopService, Steps
 from penstock.errors import InvalidField
 from penstock.server.console.visitor import Refused
 from penstock.service import (
@@ -96,7 +96,7 @@ class Actions:
             if claims:
                 deleted: list[Any] = yield Batch([Delete(queue, each.receipt) for each in claims])
                 done += sum(each is True for each in deleted)
-            yield PAUSE
+            yield
         return Performed(
             {"count": done, "left": len(ids) - done}, f"deleted {done} messages of {queue}"
         )
@@ -127,7 +127,7 @@ class Actions:
             done += count
             if not count:
                 break
-            yield PAUSE
+            yield
         told = f"moved {done} messages of {queue} to {target}" if done else ""
         return Performed({"count": done, "is_done": done < PART_MAX}, told)
 

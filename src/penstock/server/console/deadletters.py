@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.backends.loop import PAUSE, LoopService, Steps
+from penstock.backends.loop import LoopService, Steps
 from penstock.server.console.messages import MessageViews, given_number
 from penstock.server.console.visitor import Refused
 from penstock.service import Message, PeekFrom
@@ -47,7 +47,7 @@ class DeadLetterGroups:
                 after = message.sequence
                 read += 1
                 self._add(groups, message)
-            yield PAUSE
+            yield
         return {"groups": [*groups.values()], "read": read, "after": after, "is_done": is_done}
 
     def _add(self, groups: dict[tuple[str, str, str], dict[str, Any]], message: Message) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.backends.loop import PAUSE, LoopService, Steps
+from penstock.backends.loop import LoopService, Steps
 from penstock.errors import InvalidField
 from penstock.life import in_words, life
 from penstock.server.console.visitor import Refused
@@ -73,7 +73,7 @@ class MessageViews:
                 searched += 1
                 if matches(message):
                     found.append(self.row(message))
-            yield PAUSE
+            yield
         return {"messages": found, "searched": searched, "after": after, "is_done": is_done}
 
     def by_id(self, given: dict[str, str]) -> Steps[dict[str, Any]]:

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import astuple
 
-from penstock.backends.loop import PAUSE, LoopService, Steps, result_of
+from penstock.backends.loop import LoopService, Steps, result_of
 from penstock.errors import PenstockError, QueueNotFound
 from penstock.service import (
     MINUTE_MS,
@@ -292,7 +292,7 @@ class Status:
                 found[info.queue] = info, stats, self._service.now_ms()
                 if number % _SLICE == 0:
                     cost_s += perf_counter() - began_s
-                    yield PAUSE
+                    yield
                     began_s = perf_counter()
             self.is_partial = len(infos) == _PAGE and len(found) >= self._queues_max
             if len(infos) < _PAGE or self.is_partial:

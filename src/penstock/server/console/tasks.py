@@ -6,7 +6,7 @@ one of tasks if its first message is a task, or if it has a queue for failed tas
 
 from typing import Any, Final
 
-from penstock.backends.loop import PAUSE, LoopService, Steps
+from penstock.backends.loop import LoopService, Steps
 from penstock.errors import ProtocolError, QueueNotFound
 from penstock.server.console.actions import Performed
 from penstock.server.console.status import QueueStatus, Status
@@ -99,7 +99,7 @@ class TaskViews:
                 if first and _envelope(first[0]) is not None:
                     found.append(name)
                 if looked % _SLICE == 0:
-                    yield PAUSE
+                    yield
         return found
 
     def _read(self, queue: str, state: State) -> Steps[list[Message]]:
@@ -114,7 +114,7 @@ class TaskViews:
             messages += page
             if len(page) < _SLICE:
                 break
-            yield PAUSE
+            yield
         return messages
 
     def _failed(self, queue: str, message: Message) -> dict[str, Any]:

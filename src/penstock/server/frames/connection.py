@@ -6,12 +6,11 @@ from collections.abc import Callable
 from hmac import compare_digest
 from time import perf_counter
 
-from penstock.backends.paused import TURN_S
 from penstock.backends.remote.daemon import peer_credentials
+from penstock.backends.scheduler import STEP_BYTES, TURN_S
 from penstock.errors import Overloaded, PenstockError, ProtocolError
 from penstock.server.frames.server import SHORT, FrameServer
 from penstock.server.stream import StreamConnection
-from penstock.server.turns import LARGE_BYTES
 from penstock.wire.frames.frames import (
     HELLO,
     HELLO_LIMITS,
@@ -84,7 +83,7 @@ class FrameConnection(StreamConnection):
         server.requests_seen += len(frames)
         if len(frames) == 1 and not self._backlog and not self._is_held:
             frame = frames[0]
-            if frame[0] in SHORT and len(frame[2]) <= LARGE_BYTES:
+            if frame[0] in SHORT and len(frame[2]) <= STEP_BYTES:
                 server.execute(self, frame)
             else:
                 server.execute_long(self, frame)
@@ -110,7 +109,7 @@ class FrameConnection(StreamConnection):
         until_s = perf_counter() + TURN_S
         while backlog and not self._is_held:
             frame = backlog.popleft()
-            if frame[0] in SHORT and len(frame[2]) <= LARGE_BYTES:
+            if frame[0] in SHORT and len(frame[2]) <= STEP_BYTES:
                 server.execute(self, frame)
             else:
                 server.execute_long(self, frame)

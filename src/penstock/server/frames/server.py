@@ -29,7 +29,7 @@ from penstock.backends.long_commands import (
     takes_pages,
     with_faults,
 )
-from penstock.backends.loop import PAUSE, LoopService, Pending, Steps
+from penstock.backends.loop import LoopService, Pending, Steps
 from penstock.errors import PenstockError, ProtocolError, UnavailableError
 from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
@@ -181,7 +181,7 @@ class FrameServer(StreamServer):
             self.execute(connection, frame)
         else:
             execute = partial(self.execute, connection, frame)
-            connection.execute_in_turn(LongRequest(kind, len(body), execute))
+            connection.execute_in_turn(LongRequest(("frames", kind), len(body), execute))
 
     def _take_other(
         self, connection: "FrameConnection", kind: int, request: int, body: Body
@@ -404,7 +404,7 @@ class FrameServer(StreamServer):
 def _after_pause(connection: "FrameConnection", command: Peek) -> Steps[Any]:
     """A peek at many messages: of many clients' that come at once, one is made in each turn."""
     connection.hold_requests()
-    yield PAUSE
+    yield
     return (yield command)
 
 

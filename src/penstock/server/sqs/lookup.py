@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.backends.loop import PAUSE, LoopService, Steps
+from penstock.backends.loop import LoopService, Steps
 from penstock.errors import (
     BackendLost,
     InFlightLimit,
@@ -196,7 +196,7 @@ class QueueLookup:
             if len(page) < _PAGE:
                 return wanted
             after = page[-1].queue
-            yield PAUSE
+            yield
 
     def sources_of(self, internal: str) -> Steps[list[QueueInfo]]:
         """The queues that name this one as their dead-letter queue, in order of name."""

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.backends.loop import PAUSE, Steps
+from penstock.backends.loop import Steps
 from penstock.server.sqs.lookup import Caller, QueueLookup, decode_opaque, no_such_queue
 from penstock.server.sqs.tags import tags_text
 from penstock.service import (
@@ -150,7 +150,7 @@ class QueueActions:
         sources = yield from self._lookup.sources_of(target.queue)
         for number, source in enumerate(sources, 1):
             if number % _SLICE == 0:
-                yield PAUSE
+                yield
             # Read again, because the write below replaces all its annotations.
             queue = yield from self._lookup.find_internal(source.queue)
             if queue is not None and self._lookup.is_source(queue, target.queue):
@@ -199,7 +199,7 @@ class QueueActions:
             if len(found) < RESULTS_MAX:
                 break
             after = found[-1]
-            yield PAUSE
+            yield
         page, token = _page_end(names, request.max_results, prefix)
         return model.QueueUrlsResult([self._lookup.url(caller, name) for name in page], token)
 

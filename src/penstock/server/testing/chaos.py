@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from penstock.backends.loop import PAUSE, LoopService, Pending, Steps
+from penstock.backends.loop import LoopService, Pending, Steps
 from penstock.clock import ManualClock
 from penstock.errors import BackendLost, Overloaded, PenstockError
 from penstock.service import (
@@ -294,7 +294,7 @@ def _through(steps: Steps[R], execute: Callable[[Command[Any]], Steps[Any]]) -> 
         command = next(steps)
         while True:
             try:
-                reply = (yield command) if command is PAUSE else (yield from execute(command))
+                reply = (yield command) if command is None else (yield from execute(command))
             except PenstockError as error:
                 command = steps.throw(error)
             else:

@@ -4,20 +4,22 @@ import asyncio
 import itertools
 import time
 
-from penstock.backends.paused import TURN_S, PausedWork
+from penstock.backends.scheduler import (
+    KINDS_MAX,
+    LONG_S,
+    MEAN_REQUESTS,
+    TURN_S,
+    RunQueue,
+    run_queue,
+)
 from penstock.server.http import HttpServer, kind_of
 from penstock.server.request import Request
 from penstock.server.response import response
-from penstock.server.turns import KINDS_MAX, LONG_S, MEAN_REQUESTS, Turns
 
 
-def request(target, body=b""):
-    return Request("POST", "/", "", {"x-amz-target": target}, body)
-
-
-def learn_slow(turns, kind, body=b""):
+def learn_slow(queue, kind):
     for _ in range(2):
-        turns.note(request(kind, body), LONG_S)
+        queue.note(kind, LONG_S)
 
 
 def take_a_turn():
@@ -28,48 +30,58 @@ def take_a_turn():
 
 def test_a_kind_of_request_is_slow_if_its_requests_take_long_on_average():
     async def run():
-        turns = Turns(asyncio.get_running_loop(), kind_of)
-        assert not turns.is_slow(request("List"))
-        turns.note(request("List"), LONG_S)
+        queue = RunQueue(asyncio.get_running_loop())
+        assert not queue.is_slow("List")
+        queue.note("List", LONG_S)
         # It may have been interrupted.
-        assert not turns.is_slow(request("List"))
-        learn_slow(turns, "List")
-        assert turns.is_slow(request("List"))
-        assert not turns.is_slow(request("Send"))
+        assert not queue.is_slow("List")
+        learn_slow(queue, "List")
+        assert queue.is_slow("List")
+        assert not queue.is_slow("Send")
         # However many kinds clients invent, few are remembered.
         for number in range(KINDS_MAX):
-            turns.note(request(str(number)), LONG_S)
-        assert not turns.is_slow(request("List"))
+            queue.note(str(number), LONG_S)
+        assert not queue.is_slow("List")
 
     asyncio.run(run())
 
 
 def test_a_kind_is_not_slow_any_more_when_its_requests_are_short_again():
     async def run():
-        turns = Turns(asyncio.get_running_loop(), kind_of)
-        learn_slow(turns, "Send")
-        assert turns.is_slow(request("Send"))
+        queue = RunQueue(asyncio.get_running_loop())
+        learn_slow(queue, "Send")
+        assert queue.is_slow("Send")
         for _ in range(2 * MEAN_REQUESTS):
-            turns.note(request("Send"), 0.0)
-        assert not turns.is_slow(request("Send"))
+            queue.note("Send", 0.0)
+        assert not queue.is_slow("Send")
 
     asyncio.run(run())
 
 
 def test_large_requests_are_of_one_kind_whatever_they_are_named():
-    async def run():
-        turns = Turns(asyncio.get_running_loop(), kind_of)
-        learn_slow(turns, "a", bytes(20_000))
-        assert turns.is_slow(request("b", bytes(20_000)))
-        assert not turns.is_slow(request("a"))
+    def kind(target, body=b""):
+        return kind_of(Request("POST", "/", "", {"x-amz-target": target}, body))
 
-    asyncio.run(run())
+    assert kind("a", bytes(20_000)) == kind("b", bytes(20_000))
+    assert len({kind("a", bytes(20_000)), kind("a"), kind("b")}) == 3
+
+
+def test_everything_on_one_event_loop_has_one_run_queue():
+    async def find():
+        return run_queue(asyncio.get_running_loop())
+
+    async def both():
+        return await find(), await find()
+
+    first, second = asyncio.run(both())
+    assert first is second
+    assert asyncio.run(find()) is not first
 
 
 def test_a_crowd_of_one_kind_does_not_delay_another_kind_and_other_callbacks():
     async def run():
         loop = asyncio.get_running_loop()
-        turns = Turns(loop, kind_of)
+        queue = RunQueue(loop)
         done: list[object] = []
 
         def begin(name):
@@ -77,8 +89,8 @@ def test_a_crowd_of_one_kind_does_not_delay_another_kind_and_other_callbacks():
             take_a_turn()
 
         for _ in range(5):
-            turns.add(request("List"), lambda: begin("List"))
-        turns.add(request("Send"), lambda: begin("Send"))
+            queue.add("List", lambda: begin("List"))
+        queue.add("Send", lambda: begin("Send"))
         for turn in range(8):
             await asyncio.sleep(0)
             done.append(turn)
@@ -91,27 +103,35 @@ def test_a_crowd_of_one_kind_does_not_delay_another_kind_and_other_callbacks():
     assert not any(type(a) is str and type(b) is str for a, b in itertools.pairwise(done))
 
 
-def test_one_piece_of_paused_work_continues_in_each_turn_even_if_one_fails():
+def test_steps_go_on_in_later_turns_when_the_time_is_over_or_one_fails():
     async def run():
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda *_: None)
-        paused = PausedWork(loop)
+        queue = RunQueue(loop)
         done: list[object] = []
+
+        def long():
+            done.append("a")
+            take_a_turn()
 
         def fail():
             raise ValueError
 
-        paused.add(done.append, "a")
-        paused.add(fail)
-        paused.add(done.append, "b")
-        waits = asyncio.ensure_future(paused.wait())
-        for turn in range(5):
+        def again():
+            done.append("b")
+            if done.count("b") < 3:
+                queue.add("steps", again)
+
+        for step in (long, fail, again):
+            queue.add("steps", step)
+        waits = asyncio.ensure_future(queue.wait("steps"))
+        for turn in range(6):
             await asyncio.sleep(0)
             done.append(turn)
         await waits
         return done
 
-    assert asyncio.run(run()) == ["a", 0, 1, "b", 2, 3, 4]
+    assert asyncio.run(run()) == ["a", 0, 1, "b", 2, "b", 3, "b", 4, 5]
 
 
 def test_a_server_answers_slow_requests_of_many_connections_in_turns():
