@@ -231,3 +231,21 @@ def test_a_generator_function_is_refused_before_a_message_is_pulled():
         assert await stats(queues) == (1, 0, 0)
 
     run(steps)
+
+
+def test_work_whose_call_returns_a_generator_loses_no_message():
+    async def steps(queues, clock):
+        async def generate(claim):
+            yield claim
+
+        async def wrapped(claim):
+            return generate(claim)
+
+        await queues.push("orders", "a")
+        for work in (lambda claim: generate(claim), wrapped):
+            with pytest.raises(penstock.InvalidField, match="work: its call returned a generator"):
+                await queues.consume("orders", idle=0).run(work)
+            assert sum(await stats(queues)) == 1
+            clock.advance(seconds=10)
+
+    run(steps)

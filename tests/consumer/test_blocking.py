@@ -267,6 +267,13 @@ def generate(claim):
     yield claim
 
 
+class GeneratingWork:
+    """A callable whose calls return generators, which its type does not show."""
+
+    def __call__(self, claim):
+        yield claim
+
+
 @pytest.mark.parametrize("work", [async_work, AsyncWork(), lambda claim: async_work(claim)])
 def test_a_function_that_has_to_be_awaited_is_refused_and_loses_no_message(queues, work):
     queues.push_many("orders", ["a", "b"])
@@ -280,4 +287,20 @@ def test_a_generator_function_is_refused_before_a_message_is_pulled(queues):
     queues.push("orders", "a")
     with pytest.raises(InvalidField, match="work: it has a yield"):
         queues.consume("orders", idle=0).run(generate)
+    assert stats(queues) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("work", [GeneratingWork(), lambda claim: generate(claim)])
+def test_work_whose_call_returns_a_generator_loses_no_message(queues, work):
+    queues.push_many("orders", ["a", "b"])
+    with pytest.raises(InvalidField, match="work: its call returned a generator; it has a yield"):
+        queues.consume("orders", idle=0).run(work)
+    assert sum(stats(queues)) == 2
+
+
+@pytest.mark.parametrize("work", [None, "work"])
+def test_what_cannot_be_called_is_refused_before_a_message_is_pulled(queues, work):
+    queues.push("orders", "a")
+    with pytest.raises(InvalidField, match="work: expected a function"):
+        queues.consume("orders", idle=0).run(work)
     assert stats(queues) == (1, 0, 0)

@@ -1,7 +1,11 @@
 """A pull that is cancelled leaves no message claimed, at whatever instant that happens."""
 
+from typing import Any
+
 import pytest
 
+from penstock.cluster import spread_pulls
+from penstock.cluster.owned_shard import end_tasks
 from penstock.service import Delete, Pull, Push, Stats
 from tests.simulation.queues import SimulatedQueue, name_in
 from tests.simulation.script import ClusterScript
@@ -82,3 +86,28 @@ def test_a_pull_that_is_cancelled_while_it_waits_on_all_shards_keeps_nothing(scr
         (claim,) = script.ask(Pull(HOT, 8))
         assert script.ask(Delete(HOT, claim.receipt))
     assert after_ms > 3
+
+
+def test_a_pull_that_is_cancelled_while_its_watches_end_keeps_nothing(script, monkeypatch):
+    """It has claims by then, and is about to return them."""
+    script.spread(HOT, 2)
+    pulling: list[Any] = []
+
+    async def cancel_and_end(tasks):
+        pulling[-1].cancel()
+        await end_tasks(tasks)
+
+    # Pulls wait in one shard in turn, and pushes go to one in turn.
+    for number in range(4):
+        pulling.append(begin(script, Pull(HOT, 8, visibility_ms=LONG_MS, wait_ms=5_000)))
+        script.wait(30)
+        with monkeypatch.context() as patch:
+            patch.setattr(spread_pulls, "end_tasks", cancel_and_end)
+            script.ask(Push(HOT, b"%d" % number))
+            script.until(pulling[-1].done)
+        assert pulling[-1].cancelled()
+        script.wait(300)
+        stats = script.ask(Stats(HOT))
+        assert (stats.visible, stats.in_flight) == (1, 0)
+        (claim,) = script.ask(Pull(HOT, 8))
+        assert script.ask(Delete(HOT, claim.receipt))

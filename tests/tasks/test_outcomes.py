@@ -489,6 +489,20 @@ def test_a_task_that_returns_a_coroutine_has_failed_because_its_work_is_not_done
         assert "returned a coroutine, which nothing awaits" in task.envelope.failure.error
 
 
+def test_a_task_that_returns_a_generator_has_failed_because_its_work_is_not_done(app):
+    def work(number):
+        yield number
+
+    @app.task
+    def lazy(number: int):
+        return work(number)
+
+    lazy.push(1)
+    assert app.run_until_empty() == 1
+    (task,) = app.run_steps(failed_tasks(["tasks"]))
+    assert "returned a generator, which nothing iterates over" in task.envelope.failure.error
+
+
 def test_what_no_call_would_run_is_refused_where_it_is_declared(app):
     with pytest.raises(InvalidField, match=r"middleware Late\.after: it is async"):
 

@@ -176,12 +176,13 @@ class SpreadPulls:
         }
         open_wait = OpenWait()
         waiting: asyncio.Task[list[Claim]] | None = None
+        found: list[tuple[int, Claim]] = []
         try:
             # The watches must be sent first, or a message could arrive between sweep and watch.
             await asyncio.sleep(0)
-            claims = await self._sweep(command, places, others, may_wait=True) if others else []
-            if claims:
-                return claims, first
+            found = await self._sweep(command, places, others, may_wait=True) if others else []
+            if found:
+                return found, first
             waiting = self._loop.create_task(
                 pull_from_shard(self._shard_client, first, pull, version, open_wait)
             )
@@ -197,10 +198,16 @@ class SpreadPulls:
                     each.result()
             return found, woken
         finally:
-            await self._end([*watches, *([waiting] if waiting is not None else [])])
-            if waiting is not None and not waiting.cancelled() and waiting.exception() is None:
-                # This pull was cancelled after its wait had ended with claims.
-                self._release(command, [(first, claim) for claim in waiting.result()])
+            try:
+                await self._end([*watches, *([waiting] if waiting is not None else [])])
+            except asyncio.CancelledError:
+                # This pull was cancelled with claims that it was about to return.
+                self._release(command, found)
+                raise
+            finally:
+                if waiting is not None and _has_claims(waiting):
+                    # This pull was cancelled after its wait had ended with claims.
+                    self._release(command, [(first, claim) for claim in waiting.result()])
 
     def _release(self, command: Pull, claims: list[tuple[int, Claim]]) -> None:
         """Releases claims that no caller gets; with an attempt id, they stay for its next pull."""
@@ -224,6 +231,10 @@ def _rotated(shards: list[int], start: int) -> list[int]:
 def _seconds(wait_ms: Any) -> float:
     """How long a pull may wait; 0 if the value is invalid."""
     return wait_ms / 1_000 if type(wait_ms) is int and 0 <= wait_ms <= WAIT_MS_MAX else 0.0
+
+
+def _has_claims(task: "asyncio.Task[list[Claim]]") -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def _ignore_error(task: "asyncio.Task[Any]") -> None:

@@ -8,13 +8,15 @@ from typing import Protocol
 
 from penstock.clock import Clock
 from penstock.consumer.options import (
+    HAS_YIELD,
     ConsumerOptions,
     HoldTimes,
     refuse_generator,
     report_failure,
+    unfinished,
     visibility_of,
 )
-from penstock.errors import PenstockError, RequestError, StaleReceipt
+from penstock.errors import InvalidField, PenstockError, RequestError, StaleReceipt
 from penstock.service import Claim, QueueInfo
 
 
@@ -150,10 +152,13 @@ class AsyncConsumer:
                 try:
                     finished = work(claim)
                     if inspect.isawaitable(finished):
-                        await finished
+                        finished = await finished
                 except Exception as error:
                     report_failure(claim, error)
                     await self._release_claim(self._options.delay_of(claim))
+                else:
+                    if finished is not None and (what := unfinished(finished)):
+                        raise InvalidField(f"work: its call returned {what}; {HAS_YIELD}")
 
     async def _pull(self) -> Claim | None:
         waited = 0.0

@@ -9,11 +9,12 @@ from typing import Final, Protocol
 
 from penstock.clock import THREAD_PREFIX, Clock
 from penstock.consumer.options import (
+    HAS_YIELD,
     ConsumerOptions,
     HoldTimes,
-    is_unawaited,
     refuse_generator,
     report_failure,
+    unfinished,
     visibility_of,
 )
 from penstock.errors import InvalidField, PenstockError, RequestError, StaleReceipt
@@ -162,7 +163,7 @@ class Consumer:
 
         What `work` raised goes to `logging` under the name `penstock.consumer`; other exceptions
         than Exception, such as KeyboardInterrupt, end the loop. Raises InvalidField for an async
-        function, before a message is pulled, and for one that returns something to be awaited.
+        function, before a message is pulled, and for one that returns a coroutine or a generator.
         """
         refuse_generator("work", work)
         if inspect.iscoroutinefunction(work):
@@ -175,8 +176,9 @@ class Consumer:
                     report_failure(claim, error)
                     self._release_claim(self._options.delay_of(claim))
                 else:
-                    if is_unawaited(finished):
-                        raise InvalidField(f"work: its call returned a coroutine; {_NEEDS_AWAITED}")
+                    if finished is not None and (what := unfinished(finished)):
+                        why = HAS_YIELD if what == "a generator" else _NEEDS_AWAITED
+                        raise InvalidField(f"work: its call returned {what}; {why}")
 
     def _pull(self) -> Claim | None:
         waited = 0.0

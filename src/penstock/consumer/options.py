@@ -16,6 +16,7 @@ EXTENSIONS_PER_VISIBILITY: Final = 3
 # before the claim runs out, as long as each of them fails within a sixth of that claim's time.
 SOONER: Final = 3
 BACKOFF_DOUBLINGS_MAX: Final = 30
+HAS_YIELD: Final = "it has a yield, so a call runs none of its code; use a function without one"
 
 
 class ConsumerOptions(NamedTuple):
@@ -100,21 +101,29 @@ def visibility_of(visibility_ms: int) -> float:
 
 
 def refuse_generator(where: str, function: Callable[..., Any]) -> None:
-    """Raises InvalidField for a generator function, because a call of it runs none of its code."""
+    """Raises InvalidField for what cannot be called, and for a generator function.
+
+    A call of a generator function runs none of its code.
+    """
+    if not callable(function):
+        raise InvalidField(f"{where}: expected a function, got {type(function).__name__}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidField(
-            f"{where}: it has a yield, so a call runs none of its code; use a function without one"
-        )
+        raise InvalidField(f"{where}: {HAS_YIELD}")
 
 
-def is_unawaited(value: object) -> bool:
-    """Whether a call has returned a coroutine, or another awaitable, instead of doing its work."""
+def unfinished(value: object) -> str | None:
+    """What a call returned instead of doing its work: a coroutine or a generator. None if neither.
+
+    A coroutine is closed: Python would warn of one that is dropped, and the caller's error says
+    more.
+    """
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        return "a generator"
     if not isinstance(value, Awaitable):
-        return False
+        return None
     if inspect.iscoroutine(value):
-        # Python warns of a coroutine that is dropped; the caller's error says more.
         value.close()
-    return True
+    return "a coroutine"
 
 
 def report_failure(claim: Claim, error: Exception) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.consumer.options import is_unawaited
+from penstock.consumer.options import unfinished
 from penstock.errors import ProtocolError
 from penstock.output import logger
 from penstock.service import Claim
@@ -239,15 +239,18 @@ def _span(context: TaskContext) -> AbstractContextManager[None]:
 def _success(held: HeldTask, value: Any) -> TaskOutcome:
     """The outcome of a call that returned.
 
-    Raises TaskError if the value is a coroutine, so that the work is not done, or if it is needed
-    and cannot become JSON.
+    Raises TaskError if the value is a coroutine or a generator, so that the work is not done, or if
+    it is needed and cannot become JSON.
     """
     if value is None:
         return SUCCESS
-    if is_unawaited(value):
+    what = unfinished(value)
+    if what is not None:
+        advice = "nothing awaits: declare the function, and decorators around it, with async def"
+        if what == "a generator":
+            advice = "nothing iterates over: use a function without a yield"
         raise TaskError(
-            f"{held.envelope.task}: it returned a coroutine, which nothing awaits, so its work is "
-            "not done; declare the function, and decorators around it, with async def"
+            f"{held.envelope.task}: its work is not done: it returned {what}, which {advice}"
         )
     if not held.needs_value:
         return SUCCESS
