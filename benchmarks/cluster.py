@@ -158,7 +158,7 @@ async def push_pull_delete(
             queue = queues[number % len(queues)]
             while time.perf_counter() < end_s:
                 sent_s = time.perf_counter()
-                pushed.append(await connected.push(queue, BODY))
+                pushed.append((await connected.push(queue, BODY)).id)
                 latencies.append(time.perf_counter() - sent_s)
 
         await asyncio.gather(*map(push, range(clients)))

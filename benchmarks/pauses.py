@@ -138,7 +138,7 @@ class StormBench:
                 options["ttl_ms"] = HOUR_S * 1_000 - at * 7_919 % (HOUR_S * 500)
             self.service.execute(PushMany("storm", [BODY] * CHUNK, **options))
             if self.storm.is_claimed:
-                given = self.queues.pull_many("storm", CHUNK, visibility=HOUR_S)
+                given = self.queues.pull_many("storm", CHUNK, visibility_timeout=HOUR_S)
                 if len(given) != CHUNK:
                     raise Void(f"only {len(given)} of {CHUNK} messages could be claimed")
         for number in range(LATE_COUNT):
@@ -225,7 +225,7 @@ class StormBench:
         check_deletes(self.deleted)
         there = sum(
             self.queues.stats(name).messages
-            for name in self.queues.names()
+            for name in self.queues.list()
             if name in ("storm", "aside")
         )
         expected = self.count if self.storm.remain else 0

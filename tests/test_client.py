@@ -9,8 +9,10 @@ import pytest
 
 import penstock
 import penstock.aio
-from penstock import InvalidField, ManualClock, RequestError
-from penstock.client import Queues, to_ms
+from penstock import ManualClock, RequestError
+from penstock.client import Queues
+from penstock.errors import InvalidField
+from penstock.public import to_ms
 
 METHODS = [name for name, _ in inspect.getmembers(Queues, inspect.isfunction) if name[0] != "_"]
 # These are not awaited: one client returns an iterator for `for`, the other one for `async for`.
@@ -95,7 +97,7 @@ def test_a_url_that_is_not_text_is_refused(url):
 
 @pytest.mark.parametrize("items", [None, 7, object()], ids=["None", "7", "object"])
 def test_push_many_and_delete_many_refuse_a_single_value(queues, items):
-    for use in (queues.batch, queues.delete_many, lambda bad: queues.push_many("q", bad)):
+    for use in (queues.delete_many, lambda bad: queues.push_many("q", bad)):
         with pytest.raises(RequestError):
             use(items)
     assert queues.stats("q").messages == 0
@@ -198,7 +200,7 @@ def test_the_error_of_a_full_queue_names_the_setting_and_its_value(queues):
     queues.configure("few", max_messages=2)
     queues.push("few", "y")
     assert queues.pull("few")
-    with pytest.raises(penstock.InFlightLimit, match="max_in_flight=1"):
+    with pytest.raises(penstock.errors.InFlightLimit, match="max_in_flight=1"):
         queues.pull("few")
 
 
@@ -255,7 +257,7 @@ def test_a_name_that_ends_in_fifo_makes_a_fifo_queue(queues):
     assert not queues.create("fifo").settings.fifo
     with pytest.raises(InvalidField, match=r"fifo: a name that ends in \.fifo"):
         queues.create("z.fifo", fifo=False)
-    assert "z.fifo" not in queues.names()
+    assert "z.fifo" not in queues.list()
 
 
 def test_a_dead_letter_queue_that_is_created_with_a_queue_is_named_in_the_reply(queues):
@@ -268,11 +270,13 @@ def test_a_dead_letter_queue_that_is_created_with_a_queue_is_named_in_the_reply(
 
 def test_a_dead_letter_queue_in_use_is_removed_by_force_only(queues):
     queues.create("orders", dead_letter="q", max_receives=1)
-    with pytest.raises(penstock.QueueInUse, match="'q' is the dead-letter queue of 'orders'"):
+    with pytest.raises(
+        penstock.errors.QueueInUse, match="'q' is the dead-letter queue of 'orders'"
+    ):
         queues.remove("q")
     queues.remove("q", force=True)
     queues.remove("orders")
-    assert queues.names() == []
+    assert queues.list() == []
 
 
 def test_a_redrive_of_a_queue_that_is_no_dead_letter_queue_is_refused(queues):
@@ -292,7 +296,7 @@ def test_an_awaited_redrive_of_a_queue_that_is_no_dead_letter_queue_is_refused()
                 await queues.redrive("q")
             await queues.create("orders", dead_letter="q", max_receives=1)
             assert await queues.redrive("q") == 0
-            with pytest.raises(penstock.QueueInUse):
+            with pytest.raises(penstock.errors.QueueInUse):
                 await queues.remove("q")
 
     asyncio.run(complaint())

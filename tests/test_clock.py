@@ -17,7 +17,7 @@ queues.create("q")
 assert queues.pull("q") is None
 try:
     queues.pull("q", wait=20)
-except penstock.InvalidField as refused:
+except penstock.errors.InvalidField as refused:
     print(refused)
 queues.push("q", b"x")
 assert queues.pull("q", wait=20).body == b"x"

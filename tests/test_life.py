@@ -23,9 +23,9 @@ def test_who_held_a_message_and_how_it_ended_is_said():
     clock = ManualClock(START_MS)
     with penstock.connect("memory:?history=100", clock=clock) as queues:
         queues.create("mail")
-        message_id = queues.push("mail", b"x")
+        message_id = queues.push("mail", b"x").id
         clock.advance(seconds=39)
-        queues.pull("mail", holder="worker mail-7 (pid 4121)", visibility=30)
+        queues.pull("mail", holder="worker mail-7 (pid 4121)", visibility_timeout=30)
         clock.advance(seconds=30)
         clock.advance(seconds=24)
         claim = pulled(queues, holder="worker mail-3")
@@ -42,7 +42,7 @@ def test_a_dead_letter_is_told_with_the_queue_it_waits_in():
     clock = ManualClock(START_MS)
     with penstock.connect("memory:?history=100", clock=clock) as queues:
         queues.create("mail", dead_letter="dead", max_receives=1)
-        message_id = queues.push("mail", b"x", delay=10)
+        message_id = queues.push("mail", b"x", delay=10).id
         clock.advance(seconds=10)
         queues.release(pulled(queues))
         clock.advance(seconds=86_400)
@@ -62,8 +62,8 @@ def test_a_claim_that_lasts_is_told_with_its_deadline():
     clock = ManualClock(START_MS)
     with penstock.connect("memory:?history=100", clock=clock) as queues:
         queues.create("mail")
-        message_id = queues.push("mail", b"x")
-        queues.pull("mail", holder="worker mail-3", visibility=60)
+        message_id = queues.push("mail", b"x").id
+        queues.pull("mail", holder="worker mail-3", visibility_timeout=60)
         assert told(queues, clock, message_id).endswith(
             "Worker mail-3 has held it since 14:01:02, until 14:02:02 at most."
         )

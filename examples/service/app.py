@@ -48,7 +48,7 @@ async def push_mail(
         pushed = await request.app.state.queues.push("mails", body, dedup_id=idempotency_key)
     except penstock.QueueFull:
         raise HTTPException(503, "too many mails are waiting", {"Retry-After": "60"}) from None
-    return {"id": pushed}
+    return {"id": pushed.id}
 
 
 @app.get("/health")

@@ -5,6 +5,7 @@ await queues.push("orders", b"hello")
 """
 
 import asyncio
+from builtins import list as List  # noqa: N812
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,27 +13,32 @@ from penstock.backends import open_async_service
 from penstock.client import (
     check_is_dead_letter_queue,
     check_results,
-    claimed,
     make_create,
     make_deletes,
     make_pull,
     make_push,
     make_push_many,
     redrive_steps,
-    to_list,
+)
+from penstock.clock import Clock, SystemClock
+from penstock.consumer.awaited import AsyncConsumer
+from penstock.consumer.options import read_options
+from penstock.errors import RequestError
+from penstock.public import (
+    AnyClaim,
+    QueueDescription,
+    QueueStatistics,
+    Seconds,
+    claimed,
+    public_info,
+    public_stats,
     to_ms,
     to_settings,
     with_public_names,
 )
-from penstock.clock import Clock, SystemClock
-from penstock.consumer.awaited import AsyncConsumer
-from penstock.consumer.options import ConsumerOptions
-from penstock.errors import RequestError
 from penstock.service import (
     AsyncQueueService,
     Attributes,
-    Batch,
-    BatchItem,
     Claim,
     ConfigureQueue,
     Delete,
@@ -46,8 +52,8 @@ from penstock.service import (
     Message,
     Peek,
     Purge,
+    PushReply,
     QueueInfo,
-    QueueStats,
     Release,
     State,
     Stats,
@@ -60,15 +66,18 @@ async def connect(url: str, *, clock: Clock | None = None) -> "AsyncQueues":
 
 
 class AsyncQueues:
-    """Every queue of one backend, awaited. It belongs to one event loop."""
+    """Every queue of one backend, awaited. It belongs to one event loop.
+
+    The methods and their errors are those of `Queues`.
+    """
 
     def __init__(self, service: AsyncQueueService, clock: Clock | None = None) -> None:
         self.service = service
         self.clock = clock or SystemClock()
         self._execute = service.execute
 
-    async def create(self, queue: str, **settings: Any) -> QueueInfo:
-        """Makes a queue, or returns it if it exists with these settings.
+    async def create(self, queue: str, **settings: Any) -> QueueDescription:
+        """Makes a queue, or returns it if it exists with these settings; else raises QueueExists.
 
         Settings: visibility_timeout, delay, wait, retention, priority_age (seconds); max_messages,
         max_bytes, max_body_bytes, max_in_flight; dead_letter with max_receives; fifo,
@@ -78,26 +87,26 @@ class AsyncQueues:
         """
         command = make_create(queue, settings)
         try:
-            return await self._execute(command)
+            return public_info(await self._execute(command))
         except RequestError as error:
             raise with_public_names(error) from None
 
-    async def configure(self, queue: str, **settings: Any) -> QueueInfo:
-        """Changes some settings of a queue."""
+    async def configure(self, queue: str, **settings: Any) -> QueueDescription:
+        """Changes some settings of a queue; returns all."""
         command = ConfigureQueue(queue, to_settings(settings))
         try:
-            return await self._execute(command)
+            return public_info(await self._execute(command))
         except RequestError as error:
             raise with_public_names(error) from None
 
-    async def pause(self, queue: str) -> QueueInfo:
+    async def pause(self, queue: str) -> QueueDescription:
         """Pauses delivery: pulls get nothing until `resume`, also after a restart.
 
         Pushes go on, and so do the claims that are held.
         """
         return await self.configure(queue, paused=True)
 
-    async def resume(self, queue: str) -> QueueInfo:
+    async def resume(self, queue: str) -> QueueDescription:
         """Resumes delivery; pulls that wait are served."""
         return await self.configure(queue, paused=False)
 
@@ -108,41 +117,45 @@ class AsyncQueues:
         """
         await self._execute(DeleteQueue(queue, force))
 
-    async def describe(self, queue: str) -> QueueInfo:
-        """A queue's settings and dates."""
-        return await self._execute(DescribeQueue(queue))
-
-    async def names(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[str]:
-        """Names of queues, in alphabetical order."""
-        return await self._execute(ListQueues(prefix, after, limit))
+    async def describe(self, queue: str) -> QueueDescription:
+        """Returns a queue's settings and dates."""
+        return public_info(await self._execute(DescribeQueue(queue)))
 
     async def push(
         self,
         queue: str,
         body: bytes | str,
         *,
-        delay: float | None = None,
+        delay: Seconds | None = None,
         priority: int = 0,
-        ttl: float | None = None,
+        ttl: Seconds | None = None,
         dedup_id: str | None = None,
         group: str | None = None,
         attributes: Attributes | None = None,
-    ) -> str:
-        """Adds a message and returns its id; the message is durable when this returns."""
+    ) -> PushReply:
+        """Adds a message; it is durable when this returns.
+
+        `delay` and `ttl` are seconds. A `dedup_id` that was used within five minutes adds nothing.
+        Raises QueueFull, MessageTooLarge and StoreFull.
+        """
         command = make_push(queue, body, delay, priority, ttl, dedup_id, group, attributes)
-        return (await self._execute(command)).id
+        return await self._execute(command)
 
     async def pull(
         self,
         queue: str,
         *,
-        wait: float | None = None,
-        visibility: float | None = None,
+        wait: Seconds | None = None,
+        visibility_timeout: Seconds | None = None,
         attempt_id: str | None = None,
         holder: str | None = None,
     ) -> Claim | None:
-        """Claims the next message, waiting up to `wait` seconds for one."""
-        command = make_pull(queue, 1, wait, visibility, attempt_id, holder)
+        """Claims the next message, waiting up to `wait` seconds for one.
+
+        Raises InFlightLimit, QueueDeleted while it waits, and AttemptLapsed for an `attempt_id`
+        whose claims have ended.
+        """
+        command = make_pull(queue, 1, wait, visibility_timeout, attempt_id, holder)
         claims = await self._execute(command)
         return claims[0] if claims else None
 
@@ -151,104 +164,103 @@ class AsyncQueues:
         queue: str,
         limit: int = 10,
         *,
-        wait: float | None = None,
-        visibility: float | None = None,
+        wait: Seconds | None = None,
+        visibility_timeout: Seconds | None = None,
         attempt_id: str | None = None,
         holder: str | None = None,
-    ) -> list[Claim]:
-        """Claims up to `limit` messages, waiting up to `wait` seconds for the first.
+    ) -> List[Claim]:
+        """Claims up to `limit` messages, waiting up to `wait` seconds for the first; as `pull`.
 
         Through a server, a pull with an `attempt_id` gives 2,000 messages or 8 MiB at most.
         """
-        return await self._execute(make_pull(queue, limit, wait, visibility, attempt_id, holder))
+        return await self._execute(
+            make_pull(queue, limit, wait, visibility_timeout, attempt_id, holder)
+        )
 
-    async def extend(
-        self, claim: Claim | str, seconds: float, *, receipt: str | None = None
-    ) -> int:
-        """Holds a claim for `seconds` from now; returns the new deadline in milliseconds."""
-        queue, proof = claimed(claim, receipt)
-        return await self._execute(Extend(queue, proof, to_ms("seconds", seconds)))
+    async def extend(self, claim: AnyClaim, duration: Seconds) -> int:
+        """Holds a claim for `duration` seconds from now; returns its new `deadline_ms`.
 
-    async def release(
-        self, claim: Claim | str, *, delay: float = 0, receipt: str | None = None
-    ) -> None:
-        """Returns a message to its place in the queue, at once or after `delay` seconds."""
-        queue, proof = claimed(claim, receipt)
-        await self._execute(Release(queue, proof, to_ms("delay", delay)))
+        Raises StaleReceipt if the claim has ended.
+        """
+        return await self._execute(Extend(*claimed(claim), to_ms("duration", duration)))
 
-    async def delete(self, claim: Claim | str, *, receipt: str | None = None) -> bool:
-        """Deletes a claimed message; False if it was gone already."""
-        queue, proof = claimed(claim, receipt)
-        return await self._execute(Delete(queue, proof))
+    async def release(self, claim: AnyClaim, *, delay: Seconds = 0) -> None:
+        """Returns a message to its place in the queue, at once or after `delay` seconds.
 
-    async def batch(self, items: Iterable[BatchItem]) -> list[Any]:
-        """Runs several commands in one append; each reply, or the error that refused that item."""
-        return await self._execute(Batch(to_list("items", items)))
+        Raises StaleReceipt if the claim has ended.
+        """
+        await self._execute(Release(*claimed(claim), to_ms("delay", delay)))
+
+    async def delete(self, claim: AnyClaim) -> bool:
+        """Deletes a claimed message; False if it was gone already.
+
+        Raises StaleReceipt if the claim has ended.
+        """
+        return await self._execute(Delete(*claimed(claim)))
 
     async def push_many(
         self,
         queue: str,
         bodies: Iterable[bytes | str | Mapping[str, Any]],
         *,
-        delay: float | None = None,
+        delay: Seconds | None = None,
         priority: int = 0,
-        ttl: float | None = None,
+        ttl: Seconds | None = None,
         dedup_id: str | None = None,
         group: str | None = None,
         attributes: Attributes | None = None,
-        return_errors: bool = False,
-    ) -> Sequence[Any]:
-        """Pushes several messages in one append; returns the PushReply of each.
+    ) -> Sequence[PushReply]:
+        """Pushes several messages in one append; returns the reply to each.
 
         An item is a body, or a dict of `body` and options of its own, which replace those given
-        for all; a `dedup_id` can only be an item's own. Raises BatchRefused if some are refused,
-        or with `return_errors` returns the error of each in the place of its reply.
+        for all; a `dedup_id` can only be an item's own. Raises BatchRefused if some are refused:
+        the others are pushed, and its `results` has the reply of each, or the error.
         """
         command = make_push_many(queue, bodies, delay, priority, ttl, dedup_id, group, attributes)
-        return check_results(await self._execute(command), return_errors)
+        return check_results(await self._execute(command))
 
-    async def delete_many(
-        self, claims: Iterable[Claim], *, return_errors: bool = False
-    ) -> Sequence[Any]:
-        """Deletes several claimed messages; the result of `delete` for each.
+    async def delete_many(self, claims: Iterable[AnyClaim]) -> Sequence[bool]:
+        """Deletes several claimed messages; returns for each whether it was still there.
 
-        Raises BatchRefused if some are refused, or with `return_errors` returns the error of each
-        in the place of its reply.
+        Raises BatchRefused if some are refused: the others are deleted, and its `results` has the
+        reply of each, or the error.
         """
-        return check_results(await self.batch(make_deletes(claims)), return_errors)
+        return check_results(await self._execute(make_deletes(claims)))
 
     def consume(
         self,
         queue: str,
         *,
-        visibility: float | None = None,
-        wait: float = 1.0,
-        idle: float | None = None,
-        hold_max: float = 43_200.0,
-        backoff: float = 1.0,
-        backoff_max: float = 300.0,
+        visibility_timeout: Seconds | None = None,
+        wait: Seconds = 1.0,
+        idle: Seconds | None = None,
+        max_hold: Seconds = 43_200.0,
+        backoff: Seconds = 1.0,
+        max_backoff: Seconds = 300.0,
         holder: str | None = None,
     ) -> AsyncConsumer:
-        """A loop over the queue's messages: each claim is extended while the loop's body runs.
+        """Makes a loop over the queue's messages: each claim is extended while the loop's body runs.
 
         The next iteration deletes the current claim's message. Leaving the loop releases it: at
         once, or after an exception with a delay of `backoff` seconds, doubled at each further
-        failure of the message up to `backoff_max`. The loop ends by `stop()`, within `wait`
+        failure of the message up to `max_backoff`. The loop ends by `stop()`, within `wait`
         seconds, or after `idle` seconds without a message. No claim is held for longer than
-        `hold_max` seconds.
+        `max_hold` seconds.
         """
         return AsyncConsumer(
             self,
-            ConsumerOptions(queue, visibility, wait, idle, hold_max, backoff, backoff_max, holder),
+            read_options(
+                queue, visibility_timeout, wait, idle, max_hold, backoff, max_backoff, holder
+            ),
         )
 
-    async def peek(self, queue: str, limit: int = 1, *, state: State = "visible") -> list[Message]:
-        """Reads messages without claiming them."""
+    async def peek(self, queue: str, limit: int = 1, *, state: State = "visible") -> List[Message]:
+        """Reads messages that are `visible`, `delayed` or `in_flight`, without claiming them."""
         return await self._execute(Peek(queue, limit, state))
 
-    async def stats(self, queue: str) -> QueueStats:
-        """The counts of a queue's messages, and the age of the oldest."""
-        return await self._execute(Stats(queue))
+    async def stats(self, queue: str) -> QueueStatistics:
+        """Counts a queue's messages by state; also the age of the oldest."""
+        return public_stats(await self._execute(Stats(queue)))
 
     async def purge(self, queue: str) -> int:
         """Removes every message of a queue; returns how many."""
@@ -279,9 +291,16 @@ class AsyncQueues:
                 yield info
             page = await self._execute(DescribeQueues(after=page[-1].queue))
 
-    async def history(self, message_id: str) -> list[HistoryEvent]:
-        """The events of a message that the journal still has."""
+    async def history(self, message_id: str) -> List[HistoryEvent]:
+        """Returns the events of a message that the journal still has.
+
+        Raises MessageNotFound, and UnsupportedOperation if the backend keeps no history.
+        """
         return await self._execute(History(message_id))
+
+    async def list(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> List[str]:
+        """Returns names in alphabetical order: those with this prefix that follow `after`."""
+        return await self._execute(ListQueues(prefix, after, limit))
 
     async def close(self) -> None:
         """Closes the backend."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from penstock.client import to_bytes, to_list, to_ms
+from penstock.client import to_bytes, to_list
 from penstock.errors import (
     BackendLost,
     BatchRefused,
@@ -25,6 +25,7 @@ from penstock.errors import (
     PenstockError,
     ProtocolError,
 )
+from penstock.public import to_ms
 from penstock.service import BATCH_ITEMS_MAX
 from penstock.wire.carrot.reasons import EMPTY, error_of, read_reason
 from penstock.wire.carrot.session import (

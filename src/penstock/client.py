@@ -1,28 +1,36 @@
 """The public methods: push, pull, extend, release, delete and the rest, on any backend.
 
 `Queues` blocks, `AsyncQueues` is awaited; they have the same methods with the same parameters (a
-test compares them). Durations are seconds here, fractions allowed, and become the whole
-milliseconds of `service`. Bodies are bytes; text is encoded as UTF-8. Settings have other names
-here than in `service`, and an error of `create` or `configure` uses the names here.
+test compares them). Bodies are bytes; text is encoded as UTF-8. Words and units are those of
+`public`, which translates them for `service`.
 """
 
-import re
+from builtins import list as List  # noqa: N812
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import sleep
 from typing import Any, Final, TypeVar, cast
 
 from penstock.clock import Clock, SystemClock
 from penstock.consumer.blocking import Consumer
-from penstock.consumer.options import ConsumerOptions
+from penstock.consumer.options import read_options
 from penstock.errors import BatchRefused, InvalidField, PenstockError, RequestError
+from penstock.public import (
+    AnyClaim,
+    ClaimRef,
+    QueueDescription,
+    QueueStatistics,
+    Seconds,
+    claimed,
+    optional_ms,
+    public_info,
+    public_stats,
+    to_ms,
+    to_settings,
+    with_public_names,
+)
 from penstock.service import (
-    DELAY_MS_MAX,
-    TTL_MS_MAX,
-    VISIBILITY_MS_MAX,
-    WAIT_MS_MAX,
     Attributes,
     Batch,
-    BatchItem,
     Claim,
     ConfigureQueue,
     CreateQueue,
@@ -44,7 +52,6 @@ from penstock.service import (
     PushReply,
     QueueInfo,
     QueueService,
-    QueueStats,
     Redrive,
     Release,
     State,
@@ -57,83 +64,8 @@ T = TypeVar("T")
 # Between two steps of a redrive. A thread that releases the engine's lock and takes it again at
 # once gets it before waiting threads are awake, and a million messages need a thousand steps.
 REDRIVE_PAUSE_S: Final = 0.000_1
-_SECONDS_MAX: Final = 10**12
-_SECONDS_LIMITS_MS: Final = {
-    "delay": (0, DELAY_MS_MAX),
-    "ttl": (1, TTL_MS_MAX),
-    "wait": (0, WAIT_MS_MAX),
-    "visibility": (0, VISIBILITY_MS_MAX),
-    "visibility_timeout": (0, VISIBILITY_MS_MAX),
-    "retention": (1, TTL_MS_MAX),
-    "priority_age": (1, TTL_MS_MAX),
-    "seconds": (1, VISIBILITY_MS_MAX),
-}
-
-# The settings of a queue: the name here, and the name in `service`.
-_SETTINGS_IN_SECONDS: Final = {
-    "visibility_timeout": "visibility_ms",
-    "delay": "delay_ms",
-    "wait": "wait_ms",
-    "retention": "retention_ms",
-    "priority_age": "priority_age_ms",
-}
-_OPTIONAL_SECONDS: Final = frozenset({"priority_age"})
-_SETTINGS_UNCHANGED: Final = {
-    "max_body_bytes": "body_bytes_max",
-    "max_messages": "messages_max",
-    "max_bytes": "bytes_max",
-    "max_in_flight": "in_flight_max",
-    "dead_letter": "dead_letter",
-    "max_receives": "max_receives",
-    "fifo": "fifo",
-    "dedup_by_content": "dedup_by_content",
-    "dedup_per_group": "dedup_per_group",
-    "annotations": "annotations",
-    "paused": "paused",
-}
-_PUBLIC_NAMES: Final = {
-    inside: word
-    for word, inside in (_SETTINGS_IN_SECONDS | _SETTINGS_UNCHANGED).items()
-    if word != inside
-}
-_INTERNAL_NAME: Final = re.compile(rf"\b(?:{'|'.join(_PUBLIC_NAMES)})\b")
 _ITEM_FIELDS: Final = ("body", "delay", "priority", "ttl", "dedup_id", "group", "attributes")
 _FIFO: Final = ".fifo"
-
-
-def to_ms(field: str, seconds: object) -> int:
-    """Seconds as whole milliseconds, within the limits of that field. Raises InvalidField."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise InvalidField(f"{field}: expected a number of seconds, got {type(seconds).__name__}")
-    low_ms, high_ms = _SECONDS_LIMITS_MS.get(field, (0, _SECONDS_MAX * 1_000))
-    # Compared as seconds, because a float may be too large to become a number of milliseconds.
-    if not low_ms / 1_000 <= seconds <= high_ms / 1_000:
-        shown = f"{seconds} s" if -_SECONDS_MAX < seconds < _SECONDS_MAX else "that long"
-        raise InvalidField(
-            f"{field}: {shown} is outside {low_ms / 1_000:g} to {high_ms // 1_000} s"
-        )
-    return round(seconds * 1_000)
-
-
-def to_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """A queue's settings as `service` names them. Raises InvalidField."""
-    settings: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in _SETTINGS_IN_SECONDS:
-            is_none = value is None and name in _OPTIONAL_SECONDS
-            settings[_SETTINGS_IN_SECONDS[name]] = None if is_none else to_ms(name, value)
-        elif name in _SETTINGS_UNCHANGED:
-            settings[_SETTINGS_UNCHANGED[name]] = value
-        else:
-            known = ", ".join([*_SETTINGS_IN_SECONDS, *_SETTINGS_UNCHANGED])
-            raise InvalidField(f"settings: there is no setting {name!r}; there are {known}")
-    return settings
-
-
-def with_public_names(error: RequestError) -> RequestError:
-    """The error with settings named as `create` and `configure` name them."""
-    text = _INTERNAL_NAME.sub(lambda found: _PUBLIC_NAMES[found[0]], str(error))
-    return error if text == str(error) else type(error)(text)
 
 
 def make_create(queue: str, given: dict[str, Any]) -> CreateQueue:
@@ -155,9 +87,9 @@ def make_create(queue: str, given: dict[str, Any]) -> CreateQueue:
 def make_push(
     queue: str,
     body: bytes | str,
-    delay: float | None = None,
+    delay: Seconds | None = None,
     priority: int = 0,
-    ttl: float | None = None,
+    ttl: Seconds | None = None,
     dedup_id: str | None = None,
     group: str | None = None,
     attributes: Attributes | None = None,
@@ -166,9 +98,9 @@ def make_push(
     return Push(
         queue,
         to_bytes(body),
-        None if delay is None else to_ms("delay", delay),
+        optional_ms("delay", delay),
         priority,
-        None if ttl is None else to_ms("ttl", ttl),
+        optional_ms("ttl", ttl),
         dedup_id,
         group,
         attributes,
@@ -188,9 +120,9 @@ def to_bytes(body: Any) -> Any:
 def make_push_many(
     queue: str,
     bodies: Iterable[bytes | str | Mapping[str, Any]],
-    delay: float | None,
+    delay: Seconds | None,
     priority: int,
-    ttl: float | None,
+    ttl: Seconds | None,
     dedup_id: str | None,
     group: str | None,
     attributes: Attributes | None,
@@ -220,9 +152,9 @@ def make_push_many(
     command = PushMany(
         queue,
         cast(list[bytes], items),
-        delay_ms=None if delay is None else to_ms("delay", delay),
+        delay_ms=optional_ms("delay", delay),
         priority=priority,
-        ttl_ms=None if ttl is None else to_ms("ttl", ttl),
+        ttl_ms=optional_ms("ttl", ttl),
         group=group,
         attributes=attributes,
         **columns,
@@ -263,9 +195,9 @@ def _item_fields(number: int, item: Any) -> dict[str, Any]:
 _NO_ERRORS: Final = frozenset({PushReply, bool})
 
 
-def check_results(results: Sequence[T], return_errors: bool) -> Sequence[T]:
+def check_results(results: Sequence[T]) -> Sequence[T]:
     """The results of several items. Raises BatchRefused if there is an error among them."""
-    if return_errors or type(results) is NumberedReplies or set(map(type, results)) <= _NO_ERRORS:
+    if type(results) is NumberedReplies or set(map(type, results)) <= _NO_ERRORS:
         return results
     refused = [(n, each) for n, each in enumerate(results) if isinstance(each, PenstockError)]
     if not refused:
@@ -281,8 +213,8 @@ def check_results(results: Sequence[T], return_errors: bool) -> Sequence[T]:
 def make_pull(
     queue: str,
     limit: int,
-    wait: float | None,
-    visibility: float | None,
+    wait: Seconds | None,
+    visibility_timeout: Seconds | None,
     attempt_id: str | None,
     holder: str | None,
 ) -> Pull:
@@ -290,47 +222,45 @@ def make_pull(
     return Pull(
         queue,
         limit,
-        None if visibility is None else to_ms("visibility", visibility),
-        None if wait is None else to_ms("wait", wait),
+        optional_ms("visibility_timeout", visibility_timeout),
+        optional_ms("wait", wait),
         attempt_id,
         holder,
     )
 
 
-def claimed(claim: Claim | str, receipt: str | None) -> tuple[str, Any]:
-    """The queue and receipt of a claim, or of a queue's name and a receipt. Raises InvalidField."""
-    if isinstance(claim, Claim):
-        return claim.queue, claim.proof
-    if receipt is None:
-        raise InvalidField("claim: expected a Claim, or a queue's name followed by a receipt")
-    return claim, receipt
-
-
-def make_deletes(claims: Iterable[Claim]) -> list[BatchItem]:
-    """The commands that delete several claims."""
-    return [
-        Delete(claim.queue, claim.proof) if type(claim) is Claim else Delete(*claimed(claim, None))
-        for claim in to_list("claims", claims)
-    ]
+def make_deletes(claims: Iterable[AnyClaim]) -> Batch:
+    """The command that deletes several claimed messages. Raises InvalidField."""
+    return Batch(
+        [
+            Delete(claim.queue, claim.proof) if type(claim) is Claim else Delete(*claimed(claim))
+            for claim in to_list("claims", claims)
+        ]
+    )
 
 
 def to_list(field: str, items: Iterable[T]) -> list[T]:
     """The items as a list. Raises InvalidField for a single body, claim or other value."""
-    if isinstance(items, str | bytes | Claim) or not isinstance(items, Iterable):
+    if isinstance(items, str | bytes | Claim | ClaimRef) or not isinstance(items, Iterable):
         raise InvalidField(f"{field}: expected several, got one {type(items).__name__}")
     return list(items)
 
 
 class Queues:
-    """Every queue of one backend, for callers that may block. Safe for many threads."""
+    """Every queue of one backend, for callers that may block. Safe for many threads.
+
+    Every method raises InvalidField for a value outside its limits, QueueNotFound for a queue that
+    does not exist, and UnavailableError if the backend cannot answer now. `service` is the backend,
+    for other parts of Penstock: nothing is promised of it.
+    """
 
     def __init__(self, service: QueueService, clock: Clock | None = None) -> None:
         self.service = service
         self.clock = clock or SystemClock()
         self._execute = service.execute
 
-    def create(self, queue: str, **settings: Any) -> QueueInfo:
-        """Makes a queue, or returns it if it exists with these settings.
+    def create(self, queue: str, **settings: Any) -> QueueDescription:
+        """Makes a queue, or returns it if it exists with these settings; else raises QueueExists.
 
         Settings: visibility_timeout, delay, wait, retention, priority_age (seconds); max_messages,
         max_bytes, max_body_bytes, max_in_flight; dead_letter with max_receives; fifo,
@@ -340,26 +270,26 @@ class Queues:
         """
         command = make_create(queue, settings)
         try:
-            return self._execute(command)
+            return public_info(self._execute(command))
         except RequestError as error:
             raise with_public_names(error) from None
 
-    def configure(self, queue: str, **settings: Any) -> QueueInfo:
-        """Changes some settings of a queue."""
+    def configure(self, queue: str, **settings: Any) -> QueueDescription:
+        """Changes some settings of a queue; returns all."""
         command = ConfigureQueue(queue, to_settings(settings))
         try:
-            return self._execute(command)
+            return public_info(self._execute(command))
         except RequestError as error:
             raise with_public_names(error) from None
 
-    def pause(self, queue: str) -> QueueInfo:
+    def pause(self, queue: str) -> QueueDescription:
         """Pauses delivery: pulls get nothing until `resume`, also after a restart.
 
         Pushes go on, and so do the claims that are held.
         """
         return self.configure(queue, paused=True)
 
-    def resume(self, queue: str) -> QueueInfo:
+    def resume(self, queue: str) -> QueueDescription:
         """Resumes delivery; pulls that wait are served."""
         return self.configure(queue, paused=False)
 
@@ -370,48 +300,52 @@ class Queues:
         """
         self._execute(DeleteQueue(queue, force))
 
-    def describe(self, queue: str) -> QueueInfo:
-        """A queue's settings and dates."""
-        return self._execute(DescribeQueue(queue))
-
-    def names(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[str]:
-        """Names of queues, in alphabetical order."""
-        return self._execute(ListQueues(prefix, after, limit))
+    def describe(self, queue: str) -> QueueDescription:
+        """Returns a queue's settings and dates."""
+        return public_info(self._execute(DescribeQueue(queue)))
 
     def push(
         self,
         queue: str,
         body: bytes | str,
         *,
-        delay: float | None = None,
+        delay: Seconds | None = None,
         priority: int = 0,
-        ttl: float | None = None,
+        ttl: Seconds | None = None,
         dedup_id: str | None = None,
         group: str | None = None,
         attributes: Attributes | None = None,
-    ) -> str:
-        """Adds a message and returns its id; the message is durable when this returns."""
+    ) -> PushReply:
+        """Adds a message; it is durable when this returns.
+
+        `delay` and `ttl` are seconds. A `dedup_id` that was used within five minutes adds nothing.
+        Raises QueueFull, MessageTooLarge and StoreFull.
+        """
         # The fast path of `make_push` for the most common push.
         if delay is None and ttl is None and type(body) is bytes:
             command = Push(queue, body, None, priority, None, dedup_id, group, attributes)
         else:
             command = make_push(queue, body, delay, priority, ttl, dedup_id, group, attributes)
-        return self._execute(command).id
+        return self._execute(command)
 
     def pull(
         self,
         queue: str,
         *,
-        wait: float | None = None,
-        visibility: float | None = None,
+        wait: Seconds | None = None,
+        visibility_timeout: Seconds | None = None,
         attempt_id: str | None = None,
         holder: str | None = None,
     ) -> Claim | None:
-        """Claims the next message, waiting up to `wait` seconds for one."""
-        if wait is None and visibility is None:
+        """Claims the next message, waiting up to `wait` seconds for one.
+
+        Raises InFlightLimit, QueueDeleted while it waits, and AttemptLapsed for an `attempt_id`
+        whose claims have ended.
+        """
+        if wait is None and visibility_timeout is None:
             command = Pull(queue, 1, None, None, attempt_id, holder)
         else:
-            command = make_pull(queue, 1, wait, visibility, attempt_id, holder)
+            command = make_pull(queue, 1, wait, visibility_timeout, attempt_id, holder)
         claims = self._execute(command)
         return claims[0] if claims else None
 
@@ -420,99 +354,103 @@ class Queues:
         queue: str,
         limit: int = 10,
         *,
-        wait: float | None = None,
-        visibility: float | None = None,
+        wait: Seconds | None = None,
+        visibility_timeout: Seconds | None = None,
         attempt_id: str | None = None,
         holder: str | None = None,
-    ) -> list[Claim]:
-        """Claims up to `limit` messages, waiting up to `wait` seconds for the first.
+    ) -> List[Claim]:
+        """Claims up to `limit` messages, waiting up to `wait` seconds for the first; as `pull`.
 
         Through a server, a pull with an `attempt_id` gives 2,000 messages or 8 MiB at most.
         """
-        return self._execute(make_pull(queue, limit, wait, visibility, attempt_id, holder))
+        return self._execute(make_pull(queue, limit, wait, visibility_timeout, attempt_id, holder))
 
-    def extend(self, claim: Claim | str, seconds: float, *, receipt: str | None = None) -> int:
-        """Holds a claim for `seconds` from now; returns the new deadline in milliseconds."""
-        queue, proof = claimed(claim, receipt)
-        return self._execute(Extend(queue, proof, to_ms("seconds", seconds)))
+    def extend(self, claim: AnyClaim, duration: Seconds) -> int:
+        """Holds a claim for `duration` seconds from now; returns its new `deadline_ms`.
 
-    def release(self, claim: Claim | str, *, delay: float = 0, receipt: str | None = None) -> None:
-        """Returns a message to its place in the queue, at once or after `delay` seconds."""
-        queue, proof = claimed(claim, receipt)
-        self._execute(Release(queue, proof, to_ms("delay", delay)))
+        Raises StaleReceipt if the claim has ended.
+        """
+        return self._execute(Extend(*claimed(claim), to_ms("duration", duration)))
 
-    def delete(self, claim: Claim | str, *, receipt: str | None = None) -> bool:
-        """Deletes a claimed message; False if it was gone already."""
+    def release(self, claim: AnyClaim, *, delay: Seconds = 0) -> None:
+        """Returns a message to its place in the queue, at once or after `delay` seconds.
+
+        Raises StaleReceipt if the claim has ended.
+        """
+        self._execute(Release(*claimed(claim), to_ms("delay", delay)))
+
+    def delete(self, claim: AnyClaim) -> bool:
+        """Deletes a claimed message; False if it was gone already.
+
+        Raises StaleReceipt if the claim has ended.
+        """
         if type(claim) is Claim:
             return self._execute(Delete(claim.queue, claim.proof))
-        return self._execute(Delete(*claimed(claim, receipt)))
-
-    def batch(self, items: Iterable[BatchItem]) -> list[Any]:
-        """Runs several commands in one append; each reply, or the error that refused that item."""
-        return self._execute(Batch(to_list("items", items)))
+        return self._execute(Delete(*claimed(claim)))
 
     def push_many(
         self,
         queue: str,
         bodies: Iterable[bytes | str | Mapping[str, Any]],
         *,
-        delay: float | None = None,
+        delay: Seconds | None = None,
         priority: int = 0,
-        ttl: float | None = None,
+        ttl: Seconds | None = None,
         dedup_id: str | None = None,
         group: str | None = None,
         attributes: Attributes | None = None,
-        return_errors: bool = False,
-    ) -> Sequence[Any]:
-        """Pushes several messages in one append; returns the PushReply of each.
+    ) -> Sequence[PushReply]:
+        """Pushes several messages in one append; returns the reply to each.
 
         An item is a body, or a dict of `body` and options of its own, which replace those given
-        for all; a `dedup_id` can only be an item's own. Raises BatchRefused if some are refused,
-        or with `return_errors` returns the error of each in the place of its reply.
+        for all; a `dedup_id` can only be an item's own. Raises BatchRefused if some are refused:
+        the others are pushed, and its `results` has the reply of each, or the error.
         """
         command = make_push_many(queue, bodies, delay, priority, ttl, dedup_id, group, attributes)
-        return check_results(self._execute(command), return_errors)
+        return check_results(self._execute(command))
 
-    def delete_many(self, claims: Iterable[Claim], *, return_errors: bool = False) -> Sequence[Any]:
-        """Deletes several claimed messages; the result of `delete` for each.
+    def delete_many(self, claims: Iterable[AnyClaim]) -> Sequence[bool]:
+        """Deletes several claimed messages; returns for each whether it was still there.
 
-        Raises BatchRefused if some are refused, or with `return_errors` returns the error of each
-        in the place of its reply.
+        Raises BatchRefused if some are refused: the others are deleted, and its `results` has the
+        reply of each, or the error.
         """
-        return check_results(self.batch(make_deletes(claims)), return_errors)
+        return check_results(self._execute(make_deletes(claims)))
 
     def consume(
         self,
         queue: str,
         *,
-        visibility: float | None = None,
-        wait: float = 1.0,
-        idle: float | None = None,
-        hold_max: float = 43_200.0,
-        backoff: float = 1.0,
-        backoff_max: float = 300.0,
+        visibility_timeout: Seconds | None = None,
+        wait: Seconds = 1.0,
+        idle: Seconds | None = None,
+        max_hold: Seconds = 43_200.0,
+        backoff: Seconds = 1.0,
+        max_backoff: Seconds = 300.0,
         holder: str | None = None,
     ) -> Consumer:
-        """A loop over the queue's messages: each claim is extended while the loop's body runs.
+        """Makes a loop over the queue's messages: each claim is extended while the loop's body runs.
 
         The next iteration deletes the current claim's message. Leaving the loop releases it: at
         once, or after an exception with a delay of `backoff` seconds, doubled at each further
-        failure of the message up to `backoff_max`. The loop ends by `stop()`, within `wait`
+        failure of the message up to `max_backoff`. The loop ends by `stop()`, within `wait`
         seconds, or after `idle` seconds without a message. No claim is held for longer than
-        `hold_max` seconds.
+        `max_hold` seconds.
         """
         return Consumer(
             self,
-            ConsumerOptions(queue, visibility, wait, idle, hold_max, backoff, backoff_max, holder),
+            read_options(
+                queue, visibility_timeout, wait, idle, max_hold, backoff, max_backoff, holder
+            ),
         )
 
-    def peek(self, queue: str, limit: int = 1, *, state: State = "visible") -> list[Message]:
-        """Reads messages without claiming them."""
+    def peek(self, queue: str, limit: int = 1, *, state: State = "visible") -> List[Message]:
+        """Reads messages that are `visible`, `delayed` or `in_flight`, without claiming them."""
         return self._execute(Peek(queue, limit, state))
 
-    def stats(self, queue: str) -> QueueStats:
-        """The counts of a queue's messages, and the age of the oldest."""
-        return self._execute(Stats(queue))
+    def stats(self, queue: str) -> QueueStatistics:
+        """Counts a queue's messages by state; also the age of the oldest."""
+        return public_stats(self._execute(Stats(queue)))
 
     def purge(self, queue: str) -> int:
         """Removes every message of a queue; returns how many."""
@@ -541,9 +479,16 @@ class Queues:
             yield from page
             page = self._execute(DescribeQueues(after=page[-1].queue))
 
-    def history(self, message_id: str) -> list[HistoryEvent]:
-        """The events of a message that the journal still has."""
+    def history(self, message_id: str) -> List[HistoryEvent]:
+        """Returns the events of a message that the journal still has.
+
+        Raises MessageNotFound, and UnsupportedOperation if the backend keeps no history.
+        """
         return self._execute(History(message_id))
+
+    def list(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> List[str]:
+        """Returns names in alphabetical order: those with this prefix that follow `after`."""
+        return self._execute(ListQueues(prefix, after, limit))
 
     def close(self) -> None:
         """Closes the backend."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final, Literal, Self
 
-from penstock.client import Queues, to_ms
+from penstock.client import Queues
 from penstock.errors import (
     AttemptLapsed,
     InvalidField,
@@ -21,12 +21,12 @@ from penstock.errors import (
 )
 from penstock.journal.header_page import check_file_size
 from penstock.persisted import check_data_bytes, check_place
+from penstock.public import Settings, to_ms
 from penstock.service import (
     BODY_BYTES_MAX,
     TTL_MS_MAX,
     Message,
     PeekFrom,
-    QueueSettings,
     check_number,
 )
 from penstock.url import BackendUrl, load_backend
@@ -82,9 +82,9 @@ class SharedQueue:
         wanted: dict[str, Any] = {}
         if max_size is not None:
             check_number("max_size", max_size, _OVERHEAD_BYTES, 2**63 - 1)
-            wanted |= {"bytes_max": max_size, "messages_max": max_size // _OVERHEAD_BYTES}
+            wanted["max_bytes"] = max_size
         if default_ttl is not None:
-            wanted["retention_ms"] = _ttl_ms("default_ttl", default_ttl)
+            wanted["retention"] = _ttl_ms("default_ttl", default_ttl) / 1_000
         self.path = os.path.abspath(path)
         with suppress(FileNotFoundError, NotADirectoryError):
             if any(name.endswith(".seg") for name in os.listdir(self.path)):
@@ -100,29 +100,28 @@ class SharedQueue:
         except BaseException:
             self._queues.close()
             raise
-        self._max_bytes = settings.bytes_max or MAX_SIZE
+        self._max_bytes = settings.max_bytes or MAX_SIZE
 
-    def _open(self, wanted: dict[str, Any]) -> QueueSettings:
+    def _open(self, wanted: dict[str, Any]) -> Settings:
         """Makes the queue if there is none; its settings, which must be those that are wanted."""
         try:
             settings = self._queues.describe(NAME).settings
         except QueueNotFound:
-            size = wanted.get("bytes_max", MAX_SIZE)
+            size = wanted.get("max_bytes", MAX_SIZE)
             with suppress(QueueExists):
                 self._queues.create(
                     NAME,
                     max_bytes=size,
                     max_messages=size // _OVERHEAD_BYTES,
                     max_body_bytes=BODY_BYTES_MAX,
-                    retention=wanted.get("retention_ms", TTL_MS_MAX) / 1_000,
+                    retention=wanted.get("retention", TTL_MS_MAX / 1_000),
                 )
             settings = self._queues.describe(NAME).settings
-        for name, option in (("bytes_max", "max_size"), ("retention_ms", "default_ttl")):
+        for name, option in (("max_bytes", "max_size"), ("retention", "default_ttl")):
             has = getattr(settings, name)
             if wanted.get(name, has) != has:
-                shown = has / 1_000 if option == "default_ttl" else has
                 raise InvalidField(
-                    f"{option}: the queue in {self.path} was made with {shown:g}; leave it out"
+                    f"{option}: the queue in {self.path} was made with {has:g}; leave it out"
                 )
         return settings
 
@@ -143,7 +142,7 @@ class SharedQueue:
         """
         while True:
             try:
-                claim = self._queues.pull(NAME, visibility=_POP_S, attempt_id=_new_id())
+                claim = self._queues.pull(NAME, visibility_timeout=_POP_S, attempt_id=_new_id())
             except AttemptLapsed:
                 continue  # the answer came after a lost connection, and too late
             if claim is None:

@@ -7,8 +7,8 @@ their bodies, which are all different.
 import random
 from typing import Any
 
-from penstock.client import to_settings
 from penstock.errors import MessageGone, PenstockError, StaleReceipt
+from penstock.public import to_settings
 from penstock.service import (
     ConfigureQueue,
     CreateQueue,

@@ -13,9 +13,9 @@ from penstock.cli.parser import COMMANDS, command_named
 from penstock.cli.push import batches_of_lines
 from penstock.cli.queue_settings import SETTINGS, given_settings, settings_rows
 from penstock.cli.session import UsageError
-from penstock.client import to_settings
 from penstock.errors import BackendLost, CorruptEntry, MessageTooLarge, ProtocolError
 from penstock.life import UNKNOWN_HOLDER
+from penstock.public import Settings, public_info, public_settings, to_settings
 from penstock.service import BODY_BYTES_MAX, QueueInfo, QueueSettings
 
 
@@ -28,13 +28,12 @@ def test_every_command_named_in_the_help_has_its_module():
 def test_the_table_of_settings_names_each_setting_of_a_queue_once():
     keywords = {setting.name: 1 for setting in SETTINGS}
     assert set(to_settings(keywords)) == set(QueueSettings.__struct_fields__)
-    for setting in SETTINGS:
-        assert [*to_settings({setting.name: 1})] == [setting.field]
+    assert keywords.keys() == set(Settings.__struct_fields__)
 
 
 def test_a_setting_may_be_unset_exactly_if_it_may_be_none(cli):
     for setting in SETTINGS:
-        default = getattr(QueueSettings(), setting.field)
+        default = public_settings(QueueSettings())[setting.name]
         assert setting.optional == (default is None)
 
 
@@ -46,15 +45,15 @@ def test_create_takes_every_setting(cli):
         " --annotation owner=anna --annotation team=eu"
     )
     assert done.results[0]["settings"] == {
-        "visibility_ms": 60_000,
-        "delay_ms": 1_500,
-        "wait_ms": 2_000,
-        "retention_ms": 172_800_000,
-        "body_bytes_max": 65_536,
-        "messages_max": 10,
-        "bytes_max": 1_048_576,
-        "in_flight_max": 5,
-        "priority_age_ms": None,
+        "visibility_timeout": 60,
+        "delay": 1.5,
+        "wait": 2,
+        "retention": 172_800,
+        "max_body_bytes": 65_536,
+        "max_messages": 10,
+        "max_bytes": 1_048_576,
+        "max_in_flight": 5,
+        "priority_age": None,
         "dead_letter": "dead",
         "max_receives": 3,
         "fifo": True,
@@ -66,13 +65,11 @@ def test_create_takes_every_setting(cli):
 
 
 def test_a_priority_age_is_set_shown_and_unset(cli):
-    assert (
-        cli("create orders --priority-age 5m").results[0]["settings"]["priority_age_ms"] == 300_000
-    )
-    shown = QueueInfo("orders", QueueSettings(priority_age_ms=300_000), 0, 0)
+    assert cli("create orders --priority-age 5m").results[0]["settings"]["priority_age"] == 300
+    shown = public_info(QueueInfo("orders", QueueSettings(priority_age_ms=300_000), 0, 0))
     assert ("priority-age", "5m") in settings_rows(shown)
     unset = cli("configure orders --unset priority-age").results[0]["settings"]
-    assert unset["priority_age_ms"] is None
+    assert unset["priority_age"] is None
 
 
 def test_settings_not_given_are_not_sent():
@@ -88,7 +85,7 @@ def test_creating_a_queue_again_with_other_settings_is_refused(cli):
 def test_configure_changes_what_is_named_and_lifts_what_is_unset(cli):
     cli("create orders --max-messages 5 --delay 3s")
     settings = cli("configure orders --delay 4s --unset max-messages").results[0]["settings"]
-    assert (settings["delay_ms"], settings["messages_max"]) == (4_000, None)
+    assert (settings["delay"], settings["max_messages"]) == (4, None)
 
 
 def test_configure_without_a_setting_shows_them_all(cli):
@@ -128,7 +125,7 @@ def test_a_pushed_message_is_pulled_with_all_its_options(cli, clock):
     ).results[0]
     assert cli("pull orders").status == 1
     clock.advance(seconds=5)
-    claim = cli("pull orders --visibility 10s").results[0]
+    claim = cli("pull orders --visibility-timeout 10s").results[0]
     assert claim["id"] == pushed["id"]
     assert claim["body"] == "hello"
     assert claim["attributes"] == {"kind": "test", "note": "a=b"}
@@ -255,7 +252,7 @@ def test_a_receipt_is_refused_once_its_claim_has_ended(cli, clock):
 
 def test_a_forged_receipt_is_refused(cli):
     cli("create orders")
-    with pytest.raises(penstock.InvalidReceipt):
+    with pytest.raises(penstock.errors.InvalidReceipt):
         cli("delete orders 1.1.1.00")
 
 
@@ -387,23 +384,25 @@ def test_create_says_which_dead_letter_queue_it_made(cli):
 
 def test_a_dead_letter_queue_in_use_is_removed_by_force_only(cli):
     cli("create orders --dead-letter dead --max-receives 3")
-    with pytest.raises(penstock.QueueInUse, match="'dead' is the dead-letter queue of 'orders'"):
+    with pytest.raises(
+        penstock.errors.QueueInUse, match="'dead' is the dead-letter queue of 'orders'"
+    ):
         cli("remove dead")
     assert cli("remove dead --force").results == [{"queue": "dead", "removed": True}]
 
 
 def test_create_of_a_fifo_name_makes_a_fifo_queue(cli):
     assert cli("create x.fifo").results[0]["settings"]["fifo"] is True
-    with pytest.raises(penstock.InvalidField, match="for FIFO queues only"):
+    with pytest.raises(penstock.errors.InvalidField, match="for FIFO queues only"):
         cli("create y.fifo --no-fifo")
 
 
 def test_redrive_of_a_queue_that_is_no_dead_letter_queue_is_refused(cli):
     cli("create orders")
-    with pytest.raises(penstock.InvalidField, match="dead-letter queue of no queue"):
+    with pytest.raises(penstock.errors.InvalidField, match="dead-letter queue of no queue"):
         cli("redrive orders")
 
 
 def test_an_error_names_the_setting_that_was_typed(cli):
-    with pytest.raises(penstock.InvalidField, match=r"^max_messages: 0 is outside 1 to"):
+    with pytest.raises(penstock.errors.InvalidField, match=r"^max_messages: 0 is outside 1 to"):
         cli("create orders --max-messages 0")

@@ -29,13 +29,13 @@ def store(tmp_path):
                 "orders",
                 HOSTILE.encode(),
                 attributes={HOSTILE: HOSTILE, "bytes": b"\xff\x1b"},
-            )
+            ).id
             for _ in range(3)
         ]
         # Short names are refused instead.
-        with pytest.raises(penstock.InvalidField):
+        with pytest.raises(penstock.errors.InvalidField):
             queues.push("orders", b"", group=HOSTILE)
-        with pytest.raises(penstock.InvalidField):
+        with pytest.raises(penstock.errors.InvalidField):
             queues.push("orders", b"", dedup_id=HOSTILE)
         claim = queues.pull("orders")
         assert claim is not None

@@ -94,7 +94,7 @@ def test_commands_that_look_at_tasks_start_no_daemon(run_main, store, app):
     url = f"file:{store}"
     with penstock.connect(f"{url}?embedded=1") as queues:
         queues.create("shop")
-        task_id = queues.push("shop", b"not a task")
+        task_id = queues.push("shop", b"not a task").id
     for words, status, text in (
         (("list", app), 0, "bill"),
         (("failed", app), 1, "no task of shop has failed"),

@@ -129,8 +129,8 @@ def named(tmp_path, monkeypatch, capsys):
     with penstock.connect(f"file:{original}?embedded=1&durability=os") as queues:
         queues.create("orders")
         queues.create("second")
-        message_id = queues.push("orders", b"hello")
-        claim = queues.pull("orders", visibility=600)
+        message_id = queues.push("orders", b"hello").id
+        claim = queues.pull("orders", visibility_timeout=600)
         assert claim is not None
         queues.push("orders", b"again")
     path = tmp_path / "store"

@@ -65,7 +65,9 @@ def test_what_cannot_be_paused_is_one_error(url, capsys, words, status, complain
 def test_a_value_that_is_not_true_or_false_is_refused_and_changes_nothing(url):
     with penstock.connect(url) as queues:
         for value in ("yes", 1, None):
-            with pytest.raises(penstock.InvalidField, match="paused: expected true or false"):
+            with pytest.raises(
+                penstock.errors.InvalidField, match="paused: expected true or false"
+            ):
                 queues.configure("orders", paused=value)
         assert not queues.stats("orders").paused
 

@@ -59,7 +59,7 @@ def test_stats_are_printed_in_aligned_columns(shell):
 def test_history_is_printed_in_aligned_columns(cli):
     cli("create orders")
     message_id = cli("push orders x").results[0]["id"]
-    cli("pull orders --visibility 1h")
+    cli("pull orders --visibility-timeout 1h")
     *told, _, head, first, second = cli(f"history {message_id}", json=False).out.splitlines()
     assert told == cli(f"why {message_id}", json=False).out.splitlines()
     assert told[1] == "Delivered once."

@@ -305,9 +305,9 @@ def test_the_repeated_command_creates_the_dead_letter_queue_that_an_outage_left_
         order = patched.configure if configure else patched.create
         with pytest.raises(BackendLost):
             await order(name, **settings)
-        assert dead not in await queues.names()
+        assert dead not in await queues.list()
         assert (await order(name, **settings)).also_created == [dead]
-        assert dead in await queues.names()
+        assert dead in await queues.list()
 
     on_cluster(work)
 

@@ -39,17 +39,17 @@ def test_a_queue_that_is_moved_keeps_its_messages_as_they_are(on_cluster):
         await queues.configure("orders", annotations={"tag": "kept"})
         ids = {}
         for body in (b"held", b"back", b"low"):
-            ids[body] = await queues.push("orders", body, priority=0, attributes={"a": "1"})
-        ids[b"late"] = await queues.push("orders", b"late", delay=600)
-        ids[b"once"] = await queues.push("orders", b"once", dedup_id="d1", priority=9)
+            ids[body] = (await queues.push("orders", body, priority=0, attributes={"a": "1"})).id
+        ids[b"late"] = (await queues.push("orders", b"late", delay=600)).id
+        ids[b"once"] = (await queues.push("orders", b"once", dedup_id="d1", priority=9)).id
         held, back = await queues.pull("orders"), await queues.pull("orders")
         await queues.release(back)
         due_ms = (await queues.peek("orders", 1, state="delayed"))[0].pushed_at_ms
         status = await move(cluster, "orders", NEXT)
         assert (status.shards, status.before) == ((NEXT,), (HOME,))
-        new = await queues.push("orders", b"new", priority=9)
+        new = (await queues.push("orders", b"new", priority=9)).id
         assert shard_of(cluster, new) == NEXT
-        assert await queues.push("orders", b"once", dedup_id="d1") == ids[b"once"]
+        assert (await queues.push("orders", b"once", dedup_id="d1")).id == ids[b"once"]
         # A receipt from before stays valid.
         await queues.extend(held, 300)
         assert await queues.delete(held)
@@ -66,7 +66,7 @@ def test_a_queue_that_is_moved_keeps_its_messages_as_they_are(on_cluster):
         assert receives[b"new"] == 1
         info = await queues.describe("orders")
         assert info.settings.annotations == {"tag": "kept"}
-        assert (info.settings.messages_max, info.settings.visibility_ms) == (1_000, 600_000)
+        assert (info.settings.max_messages, info.settings.visibility_timeout) == (1_000, 600)
 
     on_cluster(work)
 
@@ -92,7 +92,7 @@ def test_a_shard_that_a_queue_has_left_has_nothing_of_it_but_its_settings(on_clu
         await other.push("orders", b"x")
         assert (await other.stats("orders")).visible == 1
         await other.configure("orders", visibility_timeout=77)
-        assert (await other.describe("orders")).settings.visibility_ms == 77_000
+        assert (await other.describe("orders")).settings.visibility_timeout == 77
         assert (await other.pull("orders", wait=5)).body == b"x"
         status = await operate(cluster.address, lambda each: each.spread("orders", None))
         assert (status.shards, status.messages) == ((THIRD,), {THIRD: 1})
@@ -103,7 +103,7 @@ def test_a_shard_that_a_queue_has_left_has_nothing_of_it_but_its_settings(on_clu
         await queues.push("orders", b"home")
         assert (await queues.pull("orders")).body == b"home"
         await queues.remove("orders")
-        assert await queues.names() == []
+        assert await queues.list() == []
 
     on_cluster(work)
 
@@ -123,8 +123,12 @@ def test_groups_stay_in_order_and_dedup_ids_are_known_while_a_fifo_queue_is_move
             while not stop.is_set():
                 number = sent[group]
                 dedup_id = f"{group}-{number}"
-                first = await own.push("orders", b"%d" % number, group=group, dedup_id=dedup_id)
-                again = await own.push("orders", b"%d" % number, group=group, dedup_id=dedup_id)
+                first = (
+                    await own.push("orders", b"%d" % number, group=group, dedup_id=dedup_id)
+                ).id
+                again = (
+                    await own.push("orders", b"%d" % number, group=group, dedup_id=dedup_id)
+                ).id
                 assert first == again
                 sent[group] += 1
                 await pace()
@@ -243,7 +247,7 @@ def test_a_queue_is_created_again_where_it_was_moved_to(on_cluster):
         for each in (settings, {"visibility_ms": 9_000}, {}):
             info = await router.execute(CreateQueue("orders", each))
             assert info.settings.annotations == {}
-        new = await queues.push("orders", b"x")
+        new = (await queues.push("orders", b"x")).id
         assert shard_of(cluster, new) == NEXT
 
     on_cluster(work)

@@ -20,7 +20,7 @@ from tests.cluster.nodes import TIMEOUT_S
 def test_a_message_goes_through_a_cluster_of_one_node(on_cluster):
     async def work(cluster):
         queues = await cluster.open_queue("orders")
-        pushed = await queues.push("orders", b"hello")
+        pushed = (await queues.push("orders", b"hello")).id
         claim = await queues.pull("orders", wait=5)
         assert (claim.body, claim.id) == (b"hello", pushed)
         await queues.extend(claim, 60)
@@ -186,7 +186,7 @@ def test_a_fenced_owner_answers_nothing_and_discards_its_state(on_cluster):
         old.service.submit(CreateQueue("stale"))
         await cluster.until(lambda: cluster.nodes["a"].node.owned.get(0) is not old)
         assert old.journal.failure is not None
-        assert "stale" not in await queues.names()
+        assert "stale" not in await queues.list()
 
     on_cluster(work, shards=1)
 

@@ -69,7 +69,7 @@ def test_a_node_whose_clock_is_wrong_takes_over_and_nothing_is_lost(
     async def work(cluster):
         queues = await cluster.open_queue("orders", retention=3 * 86_400)
         await queues.push("orders", b"held")
-        held = await queues.pull("orders", visibility=600)
+        held = await queues.pull("orders", visibility_timeout=600)
         await queues.push("orders", b"visible", dedup_id="one")
         await queues.push("orders", b"delayed", delay=2)
         set_clock(ahead_ms)

@@ -199,7 +199,7 @@ def test_a_planned_move_causes_no_error(local_cluster):
 
             async def push(name):
                 while not stopped:
-                    pushed.append(await queues.push(name, b"once"))
+                    pushed.append((await queues.push(name, b"once")).id)
 
             tasks = [asyncio.create_task(push(name)) for name in names for _ in range(4)]
             terms = set()

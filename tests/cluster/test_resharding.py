@@ -68,7 +68,7 @@ def test_a_cluster_grows_under_load_and_keeps_every_promise(on_cluster):
         assert sorted(more) == sorted(n for n in NAMES if grown_shard(n, 2, 5) == 4)
         await ledger.next_answers(200)
         for number, name in enumerate(NAMES, 1):
-            new = await queues.push(name, b"-%d" % number)
+            new = (await queues.push(name, b"-%d" % number)).id
             assert shard_of(cluster, new) == grown_shard(name, 2, 5)
             assert (await places(cluster, name)).shards == (grown_shard(name, 2, 5),)
         assert await ledger.end() == []
@@ -83,17 +83,17 @@ def test_claims_groups_and_dedup_ids_survive_a_growth(on_cluster):
         plain, line = MOVING[0], MOVING[1]
         await queues.create(plain)
         await queues.create(line, fifo=True)
-        held = await queues.push(plain, b"held", dedup_id="1")
+        held = (await queues.push(plain, b"held", dedup_id="1")).id
         claim = await queues.pull(plain)
         for number in range(4):
             await queues.push(line, b"%d" % number, group="g", dedup_id=str(number))
         await reshard(cluster, 4)
-        assert await queues.push(plain, b"held", dedup_id="1") == held
+        assert (await queues.push(plain, b"held", dedup_id="1")).id == held
         await queues.extend(claim, 60)
         assert await queues.delete(claim)
         await queues.push(line, b"4", group="g", dedup_id="4")
         await queues.push(line, b"5", group="h", dedup_id="5")
-        assert shard_of(cluster, await queues.push(line, b"x", group="h", dedup_id="5")) >= 2
+        assert shard_of(cluster, (await queues.push(line, b"x", group="h", dedup_id="5")).id) >= 2
         bodies = []
         while claims := await queues.pull_many(line, 10):
             for each in claims:
@@ -164,7 +164,7 @@ def test_new_queues_are_made_in_their_shard_and_others_stay_where_they_were_put(
         # Back by hand to where it belongs: from now on it moves with the others.
         belongs = grown_shard(by_hand, 2, 4)
         await operate(cluster.address, lambda each: each.move_queue(by_hand, [belongs]))
-        assert sorted(await late.names()) == sorted(MOVING)
+        assert sorted(await late.list()) == sorted(MOVING)
 
     on_cluster(work, shards=2)
 

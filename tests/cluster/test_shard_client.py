@@ -18,12 +18,12 @@ def test_commands_of_one_turn_share_entries_and_keep_their_order(on_cluster):
         await cluster.until_owned("a")
         journal = cluster.nodes["a"].node.owned[0].journal
         before = journal.last_sequence
-        ids = await asyncio.gather(*(queues.push("orders", b"%d" % n) for n in range(100)))
+        sent = await asyncio.gather(*(queues.push("orders", b"%d" % n) for n in range(100)))
         # Batches of 32, 32, 32 and 4; there may be some other entries.
         assert journal.last_sequence - before < 10
         claims = await queues.pull_many("orders", 100)
         assert [int(claim.body) for claim in claims] == list(range(100))
-        assert [claim.id for claim in claims] == ids
+        assert [claim.id for claim in claims] == [each.id for each in sent]
         before = journal.last_sequence
         assert all(await asyncio.gather(*map(queues.delete, claims)))
         assert journal.last_sequence - before < 10
@@ -41,8 +41,8 @@ def test_pushes_to_a_spread_queue_share_entries_in_each_of_its_shards(on_cluster
         pushes = [queues.push("hot", b"%d" % n) for n in range(60)]
         # A push whose key may be in a shard of the earlier spread is sent alone.
         keyed = [queues.push("hot", b"k", dedup_id=f"{n}") for n in range(4)]
-        ids = await asyncio.gather(*pushes, *keyed)
-        assert len(set(ids)) == 64
+        sent = await asyncio.gather(*pushes, *keyed)
+        assert len({each.id for each in sent}) == 64
         assert sum(each.last_sequence for each in journals) - before < 20
         assert sum((await queues.service.spread.status("hot")).messages.values()) == 65
 
@@ -192,7 +192,7 @@ def test_a_request_that_was_lost_on_its_way_is_sent_again(on_cluster):
         await instead.unsubscribe()
         async with asyncio.timeout(TIMEOUT_S):
             sent = await pushing
-        assert [claim.id for claim in await queues.pull_many("orders", 10)] == [sent]
+        assert [claim.id for claim in await queues.pull_many("orders", 10)] == [sent.id]
 
     on_cluster(work, shards=1)
 

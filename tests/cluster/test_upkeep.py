@@ -158,7 +158,7 @@ def test_stats_append_nothing_to_the_journal(on_cluster):
         before = journal.last_sequence, journal.end_position
         for _ in range(50):
             assert (await queues.stats("q")).messages == 1
-        assert await queues.names() == ["q"]
+        assert await queues.list() == ["q"]
         assert (journal.last_sequence, journal.end_position) == before
 
     on_cluster(work, shards=1)
@@ -179,7 +179,7 @@ def test_a_drained_node_gives_its_shards_away_without_an_error_and_gets_none_bac
 
         async def push(name):
             while not stop.is_set():
-                pushed.append(await queues.push(name, b"once"))
+                pushed.append((await queues.push(name, b"once")).id)
                 await pace()
 
         workers = [asyncio.create_task(push(name)) for name in names]

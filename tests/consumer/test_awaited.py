@@ -58,7 +58,7 @@ def test_an_exception_releases_the_message_after_a_delay_that_doubles():
         await queues.push("orders", "poison")
         for delay_s in (2, 4, 8, 10, 10):
             with pytest.raises(ZeroDivisionError):
-                await fail(queues, backoff=2, backoff_max=10)
+                await fail(queues, backoff=2, max_backoff=10)
             assert await stats(queues) == (0, 1, 0)
             clock.advance(seconds=delay_s - 1)
             assert await stats(queues) == (0, 1, 0)
@@ -131,7 +131,7 @@ def test_the_task_extends_in_real_time_too():
         async with await penstock.aio.connect("memory:") as queues:
             await queues.create("orders")
             await queues.push("orders", "x")
-            async for claim in queues.consume("orders", visibility=VISIBILITY_S, idle=0):
+            async for claim in queues.consume("orders", visibility_timeout=VISIBILITY_S, idle=0):
                 while queues.clock.now_ms() < claim.deadline_ms + 1_000:
                     assert (await queues.stats("orders")).in_flight == 1
                     await asyncio.sleep(0)
@@ -143,7 +143,7 @@ def test_the_task_extends_in_real_time_too():
 def test_a_claim_is_held_no_longer_than_asked_for():
     async def steps(queues, clock):
         await queues.push("orders", "stuck")
-        async with queues.consume("orders", hold_max=60) as claims:
+        async with queues.consume("orders", max_hold=60) as claims:
             await anext(claims)
             for _ in range(10):
                 clock.advance(seconds=10)
@@ -226,7 +226,7 @@ def test_a_generator_function_is_refused_before_a_message_is_pulled():
             yield claim
 
         await queues.push("orders", "a")
-        with pytest.raises(penstock.InvalidField, match="work: it has a yield"):
+        with pytest.raises(penstock.errors.InvalidField, match="work: it has a yield"):
             await queues.consume("orders", idle=0).run(generate)
         assert await stats(queues) == (1, 0, 0)
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 import pytest
 
 import penstock
-from penstock import InvalidField, ManualClock, Queues
-from penstock.errors import BackendLost
+from penstock import ManualClock, Queues
+from penstock.errors import BackendLost, InvalidField
 from penstock.service import Extend
 
 TIMEOUT_S = 60
@@ -71,7 +71,7 @@ def test_an_exception_releases_the_message_after_a_delay_that_doubles(queues, cl
     queues.push("orders", "poison")
     for delay_s in (2, 4, 8, 10, 10):
         with pytest.raises(ZeroDivisionError):
-            fail(queues, ZeroDivisionError, backoff=2, backoff_max=10)
+            fail(queues, ZeroDivisionError, backoff=2, max_backoff=10)
         assert stats(queues) == (0, 1, 0)
         clock.advance(seconds=delay_s - 1)
         assert stats(queues) == (0, 1, 0)
@@ -122,7 +122,7 @@ def test_the_thread_extends_in_real_time_too():
         queues.create("orders")
         queues.push("orders", "x")
         # Long enough for a busy machine to extend the claim before it ends.
-        for claim in queues.consume("orders", visibility=2, idle=0):
+        for claim in queues.consume("orders", visibility_timeout=2, idle=0):
             deadline_ms = claim.deadline_ms
             while queues.clock.now_ms() < deadline_ms + 1_000:
                 assert queues.stats("orders").in_flight == 1
@@ -161,7 +161,7 @@ def test_an_extension_that_fails_is_tried_twice_more_before_the_claim_runs_out(q
 
 def test_a_claim_is_held_no_longer_than_asked_for(queues, clock):
     queues.push("orders", "stuck")
-    with queues.consume("orders", hold_max=60) as claims:
+    with queues.consume("orders", max_hold=60) as claims:
         next(claims)
         for _ in range(10):
             clock.advance(seconds=10)
@@ -232,11 +232,11 @@ def test_ending_a_loop_ends_its_thread(queues):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"visibility": 0}, "visibility"),
+        ({"visibility_timeout": 0}, "visibility_timeout"),
         ({"wait": -1}, "wait"),
         ({"backoff": "long"}, "backoff"),
         ({"idle": True}, "idle"),
-        ({"hold_max": float("nan")}, "hold_max"),
+        ({"max_hold": float("nan")}, "max_hold"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name_before_the_loop_begins(queues, options, complaint):
@@ -244,9 +244,9 @@ def test_a_wrong_option_is_refused_by_name_before_the_loop_begins(queues, option
         queues.consume("orders", **options)
 
 
-def test_a_queue_whose_claims_last_no_time_needs_a_visibility(queues):
+def test_a_queue_whose_claims_last_no_time_needs_a_visibility_timeout(queues):
     queues.create("zero", visibility_timeout=0)
-    with pytest.raises(InvalidField, match="visibility: claims of this queue last 0 s"):
+    with pytest.raises(InvalidField, match="visibility_timeout: claims of this queue last 0 s"):
         next(queues.consume("zero"))
     with pytest.raises(penstock.QueueNotFound):
         next(queues.consume("nowhere"))

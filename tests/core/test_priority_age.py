@@ -126,7 +126,7 @@ def test_a_store_that_is_opened_again_has_the_setting_and_the_ages(quick_path):
         queues.push("q", b"low")
     clock.advance(seconds=10)
     with penstock.connect(url, clock=clock) as queues:
-        assert queues.describe("q").settings.priority_age_ms == AGE_MS
+        assert queues.describe("q").settings.priority_age == AGE_MS / 1_000
         queues.push("q", b"high", priority=9)
         assert bodies(queues.pull_many("q", 2)) == [b"low", b"high"]
 

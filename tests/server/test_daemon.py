@@ -148,7 +148,7 @@ def test_the_socket_of_a_path_that_is_too_long_is_in_another_directory(tmp_path)
             assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
             assert (daemon_directory(store) / "elsewhere").read_text().strip() == str(place)
             with connect(store) as other:
-                assert other.names() == ["orders"]
+                assert other.list() == ["orders"]
     finally:
         end_daemon(store)
     assert not place.exists()
@@ -161,7 +161,7 @@ def test_a_daemon_started_by_a_short_path_is_found_by_a_long_one(tmp_path, store
     with connect(store) as queues:
         queues.create("orders")
         with connect(long) as other:
-            assert other.names() == ["orders"]
+            assert other.list() == ["orders"]
         assert running_pid(long) == running_pid(store)
         assert stop_daemon(long) is not None
 
@@ -210,7 +210,7 @@ def test_files_left_by_a_crash_do_not_keep_a_daemon_from_starting(store):
         assert socket_path(store).exists()
         assert connect_socket(store) is None
     with connect(store) as queues:
-        assert queues.names() == ["orders"]
+        assert queues.list() == ["orders"]
         assert running_pid(store) != pid
 
 
@@ -271,7 +271,7 @@ def test_a_store_that_is_embedded_in_another_process_is_refused(store):
         complaint = refusal(store, StoreUnusable)
         assert f"in use by process {os.getpid()}" in complaint
     with connect(store) as queues:
-        assert queues.names() == ["orders"]
+        assert queues.list() == ["orders"]
 
 
 def test_a_store_with_a_daemon_cannot_be_embedded(store):
@@ -286,7 +286,7 @@ def test_options_that_contradict_the_running_daemon_are_refused(store):
         with pytest.raises(InvalidField, match="durability"):
             penstock.connect(f"file:{store}?durability=perhaps")
         with penstock.connect(f"file:{store}") as queues:
-            assert queues.names() == []
+            assert queues.list() == []
 
 
 def test_the_error_of_a_daemon_that_cannot_start_has_its_last_output(store, monkeypatch):
@@ -340,7 +340,7 @@ def test_the_daemon_ends_after_its_idle_time_without_a_connection(store):
     until(lambda: running_pid(store) is None)
     assert not socket_path(store).exists()
     with connect(store, idle=1) as queues:
-        assert queues.names() == ["orders"]
+        assert queues.list() == ["orders"]
         assert running_pid(store) != pid
 
 
@@ -428,7 +428,7 @@ CONSUMER = """
 import sys, penstock
 with penstock.connect(f"file:{sys.argv[1]}?durability=os") as queues:
     while True:
-        claims = queues.pull_many("orders", 5, wait=60, visibility=2)
+        claims = queues.pull_many("orders", 5, wait=60, visibility_timeout=2)
         for claim in claims:
             try:
                 queues.delete(claim)
@@ -480,8 +480,8 @@ def test_claims_survive_a_crash_and_its_messages_return_when_they_run_out(store)
         queues.create("orders")
         queues.push("orders", b"a")
         queues.push("orders", b"b")
-        kept = queues.pull("orders", visibility=600)
-        ended = queues.pull("orders", visibility=1)
+        kept = queues.pull("orders", visibility_timeout=600)
+        ended = queues.pull("orders", visibility_timeout=1)
         assert kept is not None
         assert ended is not None
         os.kill(live_pid(store), signal.SIGKILL)
@@ -547,7 +547,7 @@ def test_daemon_run_serves_the_socket_and_tcp_and_ends_at_sigterm(store):
     with penstock.connect(f"penstock://127.0.0.1:{daemon.port}") as by_tcp:
         by_tcp.create("orders")
         with penstock.connect(f"file:{store}") as by_socket:
-            assert by_socket.names() == ["orders"]
+            assert by_socket.list() == ["orders"]
     assert daemon.stop() == ""
     assert daemon.process.returncode == 0
     # It has released the store, which can be opened at once.

@@ -159,7 +159,7 @@ def test_a_file_of_the_daemon_that_is_a_link_is_replaced_and_not_written_through
 ):
     linked(name)
     with penstock.connect(f"file:{store}") as queues:
-        assert queues.names() == ["orders"]
+        assert queues.list() == ["orders"]
 
 
 def test_the_path_of_a_socket_is_not_read_through_a_link(store, tmp_path):
@@ -234,7 +234,7 @@ def test_root_opens_the_store_of_another_user_itself_only_with_the_option(open_p
     assert tree(path) == before
     assert not penstock_refuses("check", "--accept-loss", "--insecure-other-owner", path)
     with penstock.connect(f"{url}&other_owner=1") as queues:
-        assert queues.names() == []
+        assert queues.list() == []
 
 
 @pytest.mark.service("util-linux")
@@ -264,7 +264,7 @@ ASK = """
 import sys, penstock
 try:
     with penstock.connect(sys.argv[1]) as queues:
-        print(queues.names())
+        print(queues.list())
 except penstock.PenstockError as error:
     print(type(error).__name__, error)
 """
@@ -344,7 +344,7 @@ def test_a_user_who_cannot_read_the_token_is_refused_on_tcp(open_path):
         assert "ProtocolError" in ask_as(NOBODY, url)
         assert "ProtocolError" in ask_as(NOBODY, f"{url}?token_file={guess}")
         with penstock.connect(f"{url}?token_file={token}") as queues:
-            assert queues.names() == []
+            assert queues.list() == []
     finally:
         daemon.stop()
 

@@ -154,7 +154,7 @@ def test_when_serve_ends_its_clients_continue_with_a_daemon(store):
     with served(store) as server, connect(store) as queues:
         queues.create("orders")
         queues.push("orders", b"x")
-        claim = queues.pull("orders", visibility=600)
+        claim = queues.pull("orders", visibility_timeout=600)
         assert claim is not None
         assert server.stop() == 0
         # A plain push can be repeated, because the server says that it was not done.
@@ -193,7 +193,7 @@ def test_serve_replaces_a_daemon_and_no_claim_or_wait_is_lost(store):
     with connect(store) as queues:
         queues.create("orders")
         queues.push("orders", b"x")
-        claim = queues.pull("orders", visibility=600)
+        claim = queues.pull("orders", visibility_timeout=600)
         assert claim is not None
         daemon = running_pid(store)
         with ThreadPoolExecutor(1) as pool:
@@ -280,7 +280,7 @@ def test_a_daemon_that_was_started_by_hand_is_not_replaced(store):
             client.create_queue(QueueName="orders")
             client.close()
             with connect(store) as queues:
-                assert queues.names() == ["orders"]
+                assert queues.list() == ["orders"]
         assert daemon.process.poll() is None
     finally:
         assert daemon.stop() == ""
@@ -299,7 +299,7 @@ def test_the_error_of_a_second_serve_names_the_process_that_holds_the_store(stor
             f"stop {store}\n"
         )
         with connect(store) as queues:
-            assert queues.names() == []
+            assert queues.list() == []
 
 
 STARTER = """

@@ -140,7 +140,7 @@ class Load:
         self.queues.delete(oldest)
 
     def _keep_one(self):
-        self._kept.append(self.queues.push("kept", b"x" * BODY_BYTES))
+        self._kept.append(self.queues.push("kept", b"x" * BODY_BYTES).id)
 
     def _use_carrot(self, number):
         self._broker.put_many("carrots", [b"x" * 1_000] * 20)

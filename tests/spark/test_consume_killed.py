@@ -67,7 +67,7 @@ def test_a_stream_killed_before_or_after_its_sink_loses_and_repeats_nothing(
         for start in range(0, messages, 100):
             queues.push_many(place.name, [b"%d" % n for n in range(start, start + 100)])
         # Ordinary consumers compete: a slow one here, a fast one below.
-        elsewhere[place] = bodies(queues.pull_many(place.name, 5, visibility=3_600))
+        elsewhere[place] = bodies(queues.pull_many(place.name, 5, visibility_timeout=3_600))
     chance = random.Random(KILLS)
     for number in range(KILLS):
         # A batch was committed before the first kill.

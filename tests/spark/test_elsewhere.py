@@ -104,7 +104,7 @@ def arrived(place):
     with penstock.connect(f"file:{place / 'target'}") as queues:
         found = sorted(int(claim.body) for claim in queues.pull_many("orders", 1_000))
         queues.purge("orders")
-        assert queues.names() == ["orders"]
+        assert queues.list() == ["orders"]
     return found
 
 

@@ -96,7 +96,7 @@ def killed(*_):
 def bodies(queues, queue):
     """How often each body is in a queue."""
     claims = []
-    while found := queues.pull_many(queue, 1_000, visibility=60):
+    while found := queues.pull_many(queue, 1_000, visibility_timeout=60):
         claims += found
     for claim in claims:
         queues.release(claim)
@@ -131,7 +131,7 @@ def test_messages_come_back_as_they_were_and_only_once(spark, lake, near, shown)
     assert claim.attributes == {"raw": b"\xff7", "text": "ü"}
     assert (claim.priority, claim.group, claim.context) == (1, "g2", {"sqs": "kept"})
     assert claim.dedup_id.endswith(f"{8:012x}")
-    assert near.names() == ["orders"]
+    assert near.list() == ["orders"]
 
     near.purge("orders")
     outcome = replay(spark, lake, near, WHERE, "orders", name="whole")
@@ -162,7 +162,7 @@ def test_a_replay_killed_anywhere_is_continued_hours_later(spark, lake, near, cl
     outcome = replay(spark, lake, near, WHERE, "orders", name="killed")
     assert (outcome.sent, outcome.sent_before) == (DEAD - 1_000, 1_000)
     assert bodies(near, "orders") == ALL_DEAD
-    assert near.names() == ["orders"]
+    assert near.list() == ["orders"]
 
 
 def test_messages_that_a_consumer_pulled_from_the_staging_queue_are_not_lost(
@@ -204,7 +204,7 @@ def test_a_replay_killed_by_sigkill_loses_and_repeats_nothing(lake, url, queues,
     outcome = json.loads(capsys.readouterr().out)
     assert outcome["sent"] + outcome["sent_before"] == outcome["matched"] == DEAD
     assert bodies(queues, "orders") == ALL_DEAD
-    assert queues.names() == ["orders"]
+    assert queues.list() == ["orders"]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_wrong_condition_is_refused_in_one_sentence(lake, near, spark, capfd, 
     with pytest.raises(InvalidField, match=f"^where: {said}") as outcome:
         replay(spark, lake, near, where, "orders")
     assert "\n" not in str(outcome.value)
-    assert (replays_table(lake).rows(), near.names()) == (before, ["orders"])
+    assert (replays_table(lake).rows(), near.list()) == (before, ["orders"])
     assert capfd.readouterr().err == "", "Spark printed its own account of the error"
 
 
@@ -311,7 +311,7 @@ def test_a_fifo_queue_keeps_the_order_of_its_groups(spark, lake, near, monkeypat
     outcome = replay(spark, lake, near, "queue = 'orders' and state = 'live'", "again.fifo")
     assert (outcome.sent, len(outcome.refused)) == (0, 1)
     assert "group" in outcome.refused[0][1]
-    assert near.names() == ["again.fifo", "orders"]
+    assert near.list() == ["again.fifo", "orders"]
 
 
 def test_a_queue_with_the_name_of_the_staging_queue_is_not_changed(spark, lake, near):

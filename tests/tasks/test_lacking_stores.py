@@ -42,7 +42,7 @@ def test_tasks_run_on_a_store_without_results_and_schedules_which_the_worker_rep
     make_shop, sqs_url
 ):
     shop = make_shop(sqs_url, SOURCE)
-    shop.start("--visibility", "5s")
+    shop.start("--visibility-timeout", "5s")
     module = shop.app()
     good = module.work.push("good")
     module.work.push("bad")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock import InvalidField, ManualClock
-from penstock.errors import MessageTooLarge
+from penstock import ManualClock
+from penstock.errors import InvalidField, MessageTooLarge
 from penstock.service import Batch, CreateQueue, Delete, Peek, Push, QueueSettings, Stats
 from penstock.tasks import (
     Backoff,

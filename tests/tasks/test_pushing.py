@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock import InvalidField, ManualClock
+from penstock import ManualClock
+from penstock.errors import InvalidField
 from penstock.service import Stats
 from penstock.tasks import Backoff, TaskApp, TaskError
 from penstock.tasks.arguments import Arguments

@@ -43,7 +43,7 @@ def restart(server):
 @pytest.mark.parametrize("fault", [stall, restart])
 def test_every_task_runs_although_redis_fails_under_load(make_shop, server, fault):
     shop = make_shop(f"{server.url}?timeout=5", SOURCE)
-    shop.start("--visibility", "2s", "--processes", "2")
+    shop.start("--visibility-timeout", "2s", "--processes", "2")
     module = shop.app()
     pushed: set[str] = set()
 

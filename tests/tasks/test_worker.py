@@ -81,14 +81,14 @@ def test_a_second_sigterm_releases_the_running_tasks_at_once(make_shop, store_ur
 def test_the_tasks_of_a_worker_killed_by_sigkill_are_run_by_another(make_shop, store_url):
     """Rows 12 and 25 of the scorecard: another worker runs them after the visibility timeout."""
     shop = make_shop(store_url, PLAIN)
-    worker = shop.start("--visibility", "1s", "--threads", "4")
+    worker = shop.start("--visibility-timeout", "1s", "--threads", "4")
     module = shop.app()
     module.block.push("a")
     added = module.add.push_many([(number, 1) for number in range(100)])
     until(lambda: shop.noted("began-a"))
     os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()
-    shop.start("--visibility", "1s", "--threads", "4")
+    shop.start("--visibility-timeout", "1s", "--threads", "4")
     (shop.seen / "go-a").touch()
     assert [each.get(TIMEOUT_S) for each in added] == list(range(1, 101))
     until(lambda: shop.noted("ended-a") == 1)
@@ -99,7 +99,7 @@ def test_the_tasks_of_a_worker_killed_by_sigkill_are_run_by_another(make_shop, s
 def test_workers_killed_at_random_under_load_lose_no_task(make_shop, store_url):
     """Row 12: every pushed task runs at least once, and none is stuck."""
     shop = make_shop(store_url, PLAIN)
-    worker = shop.start("--visibility", "1s", "--processes", "2", "--threads", "4")
+    worker = shop.start("--visibility-timeout", "1s", "--processes", "2", "--threads", "4")
     module = shop.app()
     for part in range(6):
         module.add.push_many([(number, 1) for number in range(part * 200, part * 200 + 200)])
@@ -114,7 +114,7 @@ def test_workers_killed_at_random_under_load_lose_no_task(make_shop, store_url):
 
 def test_a_claim_is_extended_for_as_long_as_its_task_runs(make_shop, store_url):
     shop = make_shop(store_url, PLAIN)
-    shop.start("--visibility", "2s")
+    shop.start("--visibility-timeout", "2s")
     module = shop.app()
     module.block.push("a")
     until(lambda: shop.noted("began-a"))
@@ -249,7 +249,7 @@ def test_a_task_that_kills_its_worker_is_run_in_a_child_and_fails(make_shop, fil
     )
     module = shop.app()
     poisoned, other = module.poison.push(), module.other.push()
-    shop.start("--visibility", "1s", "--processes", "2", "--threads", "1")
+    shop.start("--visibility-timeout", "1s", "--processes", "2", "--threads", "1")
     failure = failure_of(poisoned)
     assert "the process of the task was ended by SIGKILL" in failure.error
     assert other.get(TIMEOUT_S) == "done"

@@ -102,7 +102,7 @@ def test_an_app_of_the_code_under_test_uses_the_store_of_the_test_for_its_time(r
     note.push("a")
     assert (tasks.run(), ran) == (1, ["a"])
     tasks.close()
-    with pytest.raises(penstock.BackendLost):
+    with pytest.raises(penstock.errors.BackendLost):
         note.push("b")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import InvalidField, Overloaded, PenstockError
+from penstock.errors import BatchRefused, InvalidField, Overloaded, PenstockError
 from penstock.server.testing.chaos import MadeFault
 from penstock.testing import chaos
 from penstock.testing.runs import FAULTS_MAX, SEED_VARIABLE, ChaosFailure, ChaosRun
@@ -108,9 +108,9 @@ def test_every_kind_of_fault_is_made_by_some_seed_and_no_more_than_are_allowed()
 
 def consume_in_batches(run):
     try:
-        run.queues.push_many("orders", ["a", "b", "c"], return_errors=True)
+        run.queues.push_many("orders", ["a", "b", "c"])
         claims = run.queues.pull_many("orders", 3)
-        run.queues.delete_many(claims, return_errors=True)
+        run.queues.delete_many(claims)
         claim = run.queues.pull("orders")
         if claim is not None:
             run.queues.extend(claim, 20)
@@ -262,10 +262,13 @@ def test_items_of_a_batch_fail_alone():
         run = ChaosRun(seed)
         run.calm.create("orders")
         try:
-            replies = run.queues.push_many("orders", ["a", "b", "c", "d"], return_errors=True)
+            run.queues.push_many("orders", ["a", "b", "c", "d"])
+        except BatchRefused as error:
+            failed = [each for each in error.results if isinstance(each, Overloaded)]
         except PenstockError:
             continue
-        failed = [each for each in replies if isinstance(each, Overloaded)]
+        else:
+            failed = []
         assert run.calm.stats("orders").messages == 4 - len(failed)
         if failed and len(failed) < 4:
             return

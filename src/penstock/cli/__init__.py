@@ -87,7 +87,7 @@ def _with_similar(session: Session, arguments: Namespace, error: QueueNotFound) 
     asked = [name for each in given for name in ([each] if isinstance(each, str) else each)]
     try:
         with session.looking(arguments) as queues:
-            names = queues.names(limit=_NAMES_MAX)
+            names = queues.list(limit=_NAMES_MAX)
     except (RequestError, UnavailableError, UsageError):
         return error  # the store can name no queue now; what was wrong is known
     similar = similar_queues(asked, names)

@@ -7,7 +7,7 @@ import msgspec
 from penstock.cli.queue_settings import add_setting_flags, given_settings, settings_rows
 from penstock.cli.session import Session
 from penstock.cli.show import labelled
-from penstock.service import QueueInfo
+from penstock.public import QueueDescription
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,9 +25,8 @@ def run(session: Session, arguments: Namespace) -> int:
     return 0
 
 
-def print_info(session: Session, arguments: Namespace, info: QueueInfo) -> None:
+def print_info(session: Session, arguments: Namespace, info: QueueDescription) -> None:
     """Prints a queue's settings."""
     rows = [("queue", info.queue), *settings_rows(info)]
     rows += [("also created", f"{name}, the dead-letter queue") for name in info.also_created]
-    result = {**msgspec.to_builtins(info), "also_created": info.also_created}
-    session.print_result(arguments, result, labelled(rows))
+    session.print_result(arguments, msgspec.to_builtins(info), labelled(rows))

@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 
 from penstock.cli.session import Session
+from penstock.public import ClaimRef
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -13,7 +14,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Deletes the message; returns 1 if it no longer existed."""
-    deleted = session.queues(arguments).delete(arguments.queue, receipt=arguments.receipt)
+    deleted = session.queues(arguments).delete(ClaimRef(arguments.queue, arguments.receipt))
     result = {"queue": arguments.queue, "deleted": deleted}
     session.print_result(arguments, result, "deleted" if deleted else "gone already")
     return 0 if deleted else 1

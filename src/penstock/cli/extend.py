@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from penstock.cli.session import Session
 from penstock.cli.values import read_duration, show_duration
+from penstock.public import ClaimRef
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -15,9 +16,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Extends the claim."""
-    deadline_ms = session.queues(arguments).extend(
-        arguments.queue, arguments.duration, receipt=arguments.receipt
-    )
+    claim = ClaimRef(arguments.queue, arguments.receipt)
+    deadline_ms = session.queues(arguments).extend(claim, arguments.duration)
     result = {"queue": arguments.queue, "deadline_ms": deadline_ms}
     session.print_result(
         arguments, result, f"held for {show_duration(round(arguments.duration * 1_000))}"

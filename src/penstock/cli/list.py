@@ -22,7 +22,7 @@ def run(session: Session, arguments: Namespace) -> int:
 
 def every_name(queues: Queues, prefix: str = "") -> Iterator[str]:
     """Yields the names of all queues; reads one page at a time."""
-    names = queues.names(prefix)
+    names = queues.list(prefix)
     while names:
         yield from names
-        names = queues.names(prefix, after=names[-1])
+        names = queues.list(prefix, after=names[-1])

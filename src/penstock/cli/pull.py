@@ -18,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--wait", type=read_duration, metavar="DURATION", help="wait up to this time for a message"
     )
     parser.add_argument(
-        "--visibility",
+        "--visibility-timeout",
         type=read_duration,
         metavar="DURATION",
         help="how long the claims last (default: the queue's visibility timeout)",
@@ -32,7 +32,10 @@ def run(session: Session, arguments: Namespace) -> int:
     """Pulls and prints; returns 1 if there was no message."""
     queues = session.queues(arguments)
     claims = queues.pull_many(
-        arguments.queue, arguments.limit, wait=arguments.wait, visibility=arguments.visibility
+        arguments.queue,
+        arguments.limit,
+        wait=arguments.wait,
+        visibility_timeout=arguments.visibility_timeout,
     )
     print_messages(session, arguments, claims)
     if claims and arguments.delete:

@@ -9,8 +9,8 @@ from penstock.cli.push_from import push_from
 from penstock.cli.session import Session, UsageError, read_body_file
 from penstock.cli.show import reply_as_json
 from penstock.cli.values import read_count, read_duration, read_pair
-from penstock.client import Queues, make_push
-from penstock.errors import MessageTooLarge, PenstockError
+from penstock.client import Queues
+from penstock.errors import BatchRefused, MessageTooLarge, PenstockError
 from penstock.service import BATCH_ITEMS_MAX, BODY_BYTES_MAX, PushReply
 
 _READ_BYTES: Final = 256 * 1024
@@ -85,7 +85,7 @@ def run(session: Session, arguments: Namespace) -> int:
         return _push_lines(session, arguments, options)
     body = _body(session, arguments)
     queues = session.queues(arguments)
-    reply = queues.service.execute(make_push(arguments.queue, body, **options))
+    reply = queues.push(arguments.queue, body, **options)
     _print_reply(session, arguments, reply)
     return 0
 
@@ -127,7 +127,10 @@ def _push_batch(
     before: int,
 ) -> int:
     refused: list[tuple[int, PenstockError]] = []
-    replies = queues.push_many(arguments.queue, lines, return_errors=True, **options)
+    try:
+        replies = queues.push_many(arguments.queue, lines, **options)
+    except BatchRefused as several:
+        replies = several.results
     for number, reply in enumerate(replies, before + 1):
         if isinstance(reply, PenstockError):
             refused.append((number, reply))

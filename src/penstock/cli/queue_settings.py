@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
 from penstock.cli.values import read_count, read_duration, read_pair, read_size, show_duration
-from penstock.service import QueueInfo
+from penstock.public import QueueDescription
+from penstock.service import SECOND_MS
 
 Kind = Literal["duration", "size", "count", "queue", "switch", "pairs"]
 
 
 class Setting(NamedTuple):
-    """One setting: its keyword, its field in `QueueSettings`, its kind, and its help text."""
+    """One setting: its keyword, its kind, and its help text."""
 
     name: str
-    field: str
     kind: Kind
     help: str
     optional: bool = False
@@ -36,35 +36,34 @@ class Setting(NamedTuple):
                 return "yes" if value else "no"
             case dict():
                 return " ".join(f"{name}={text}" for name, text in value.items())
-            case int() if self.kind == "duration":
-                return show_duration(value)
+            case int() | float() if self.kind == "duration":
+                return show_duration(round(value * SECOND_MS))
             case _:
                 return str(value)
 
 
 SETTINGS: Final = (
-    Setting("visibility_timeout", "visibility_ms", "duration", "how long a claim lasts"),
-    Setting("delay", "delay_ms", "duration", "how long a new message stays delayed"),
-    Setting("wait", "wait_ms", "duration", "how long a pull without a wait time waits"),
-    Setting("retention", "retention_ms", "duration", "how long a message is kept"),
-    Setting("max_body_bytes", "body_bytes_max", "size", "largest body with its attributes"),
-    Setting("max_messages", "messages_max", "count", "the most messages a queue holds", True),
-    Setting("max_bytes", "bytes_max", "size", "the most bytes a queue holds", True),
-    Setting("max_in_flight", "in_flight_max", "count", "the most claims at a time", True),
+    Setting("visibility_timeout", "duration", "how long a claim lasts"),
+    Setting("delay", "duration", "how long a new message stays delayed"),
+    Setting("wait", "duration", "how long a pull without a wait time waits"),
+    Setting("retention", "duration", "how long a message is kept"),
+    Setting("max_body_bytes", "size", "largest body with its attributes"),
+    Setting("max_messages", "count", "the most messages a queue holds", True),
+    Setting("max_bytes", "size", "the most bytes a queue holds", True),
+    Setting("max_in_flight", "count", "the most claims at a time", True),
     Setting(
         "priority_age",
-        "priority_age_ms",
         "duration",
         "pull a message of this age before younger ones of any priority",
         True,
     ),
-    Setting("dead_letter", "dead_letter", "queue", "queue for messages pulled too often", True),
-    Setting("max_receives", "max_receives", "count", "pulls before a message moves there", True),
-    Setting("fifo", "fifo", "switch", "strict order in each group; set at creation only"),
-    Setting("dedup_by_content", "dedup_by_content", "switch", "equal bodies are duplicates"),
-    Setting("dedup_per_group", "dedup_per_group", "switch", "dedup ids count within a group"),
-    Setting("paused", "paused", "switch", "pulls get nothing; everything else goes on"),
-    Setting("annotations", "annotations", "pairs", "text stored with the queue, not interpreted"),
+    Setting("dead_letter", "queue", "queue for messages pulled too often", True),
+    Setting("max_receives", "count", "pulls before a message moves there", True),
+    Setting("fifo", "switch", "strict order in each group; set at creation only"),
+    Setting("dedup_by_content", "switch", "equal bodies are duplicates"),
+    Setting("dedup_per_group", "switch", "dedup ids count within a group"),
+    Setting("paused", "switch", "pulls get nothing; everything else goes on"),
+    Setting("annotations", "pairs", "text stored with the queue, not interpreted"),
 )
 _READERS: Final[dict[Kind, tuple[Callable[[str], Any], str]]] = {
     "duration": (read_duration, "DURATION"),
@@ -118,8 +117,8 @@ def given_settings(arguments: Namespace) -> dict[str, Any]:
     return given
 
 
-def settings_rows(info: QueueInfo) -> list[tuple[str, str]]:
+def settings_rows(info: QueueDescription) -> list[tuple[str, str]]:
     """Every setting of a queue with its value, as text for people."""
     return [
-        (setting.flag, setting.show(getattr(info.settings, setting.field))) for setting in SETTINGS
+        (setting.flag, setting.show(getattr(info.settings, setting.name))) for setting in SETTINGS
     ]

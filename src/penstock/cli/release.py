@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from penstock.cli.session import Session
 from penstock.cli.values import read_duration
+from penstock.public import ClaimRef
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -21,8 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(session: Session, arguments: Namespace) -> int:
     """Releases the claim."""
-    session.queues(arguments).release(
-        arguments.queue, delay=arguments.delay, receipt=arguments.receipt
-    )
+    claim = ClaimRef(arguments.queue, arguments.receipt)
+    session.queues(arguments).release(claim, delay=arguments.delay)
     session.print_result(arguments, {"queue": arguments.queue, "released": True}, "released")
     return 0

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from penstock import InvalidField, Queues, connect
-from penstock.errors import StoreUnusable
+from penstock import Queues, connect
+from penstock.errors import InvalidField, StoreUnusable
 from penstock.output import print_json, print_text
 from penstock.settings import URL_VARIABLE, url_in
 from penstock.url import is_address, read_url, store_url, without_password

@@ -15,7 +15,8 @@ from penstock.errors import QueueNotFound
 from penstock.journal import reader_positions
 from penstock.journal.store import open_reader
 from penstock.output import print_text
-from penstock.service import QueueStats
+from penstock.public import QueueStatistics
+from penstock.service import SECOND_MS
 from penstock.url import read_url
 
 _HEAD = ("queue", "visible", "delayed", "in flight", "size", "oldest", "waiting")
@@ -44,7 +45,7 @@ def run(session: Session, arguments: Namespace) -> int:
     return 0
 
 
-def _stats_of_all(queues: Queues) -> Iterator[QueueStats]:
+def _stats_of_all(queues: Queues) -> Iterator[QueueStatistics]:
     for name in every_name(queues):
         try:
             yield queues.stats(name)
@@ -63,13 +64,13 @@ def _readers_behind(text: str) -> Iterator[str]:
         yield f"reader {each.name}: {show_size(each.behind_bytes(durable))} behind"
 
 
-def _row(stats: QueueStats) -> tuple[str, ...]:
+def _row(stats: QueueStatistics) -> tuple[str, ...]:
     return (
         f"{stats.queue} (paused)" if stats.paused else stats.queue,
         f"{stats.visible:,}",
         f"{stats.delayed:,}",
         f"{stats.in_flight:,}",
         "-" if stats.stored_bytes is None else show_size(stats.stored_bytes),
-        "-" if stats.oldest_age_ms is None else show_age(stats.oldest_age_ms),
+        "-" if stats.oldest_age is None else show_age(round(stats.oldest_age * SECOND_MS)),
         f"{stats.waiting_pulls:,}",
     )

@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--queues", metavar="A,B", help="work on these queues only (default: those of the tasks)"
     )
     parser.add_argument(
-        "--visibility",
+        "--visibility-timeout",
         type=read_duration,
         default=30.0,
         metavar="DURATION",
@@ -100,7 +100,7 @@ def run(session: Session, arguments: Namespace) -> int:
         named,
         arguments.threads,
         arguments.coroutines,
-        round(arguments.visibility * 1_000),
+        round(arguments.visibility_timeout * 1_000),
         arguments.max_tasks,
         arguments.burst,
     )

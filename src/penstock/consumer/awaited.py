@@ -11,13 +11,14 @@ from penstock.consumer.options import (
     HAS_YIELD,
     ConsumerOptions,
     HoldTimes,
+    check_holdable,
     refuse_generator,
     report_failure,
     unfinished,
-    visibility_of,
 )
 from penstock.errors import InvalidField, PenstockError, RequestError, StaleReceipt
-from penstock.service import Claim, QueueInfo
+from penstock.public import QueueDescription
+from penstock.service import Claim
 
 
 class AsyncQueueCalls(Protocol):
@@ -25,11 +26,16 @@ class AsyncQueueCalls(Protocol):
 
     clock: Clock
 
-    async def describe(self, queue: str) -> QueueInfo: ...
+    async def describe(self, queue: str) -> QueueDescription: ...
     async def pull(
-        self, queue: str, *, wait: float | None, visibility: float | None, holder: str | None
+        self,
+        queue: str,
+        *,
+        wait: float | None,
+        visibility_timeout: float | None,
+        holder: str | None,
     ) -> Claim | None: ...
-    async def extend(self, claim: Claim, seconds: float) -> int: ...
+    async def extend(self, claim: Claim, duration: float) -> int: ...
     async def release(self, claim: Claim, *, delay: float) -> None: ...
     async def delete(self, claim: Claim) -> bool: ...
 
@@ -98,7 +104,7 @@ class AsyncClaimKeeper:
         try:
             if self._times.is_over:
                 raise StaleReceipt("held for as long as the loop may hold a claim")
-            await self._queues.extend(claim, self._times.visibility)
+            await self._queues.extend(claim, self._times.visibility_timeout)
         except RequestError:
             # The loop may have gone on to another claim while this one was extended.
             if self._claim is claim:
@@ -168,7 +174,10 @@ class AsyncConsumer:
                 options.wait if options.idle is None else min(options.wait, options.idle - waited)
             )
             claim = await self._queues.pull(
-                options.queue, wait=wait, visibility=options.visibility, holder=options.named_holder
+                options.queue,
+                wait=wait,
+                visibility_timeout=options.visibility_timeout,
+                holder=options.named_holder,
             )
             if claim is not None:
                 return claim
@@ -178,11 +187,11 @@ class AsyncConsumer:
         return None
 
     async def _make_keeper(self) -> AsyncClaimKeeper:
-        visibility = self._options.visibility
-        if visibility is None:
+        visibility_timeout = self._options.visibility_timeout
+        if visibility_timeout is None:
             settings = (await self._queues.describe(self._options.queue)).settings
-            visibility = visibility_of(settings.visibility_ms)
-        times = HoldTimes(self._queues.clock, visibility, self._options.hold_max)
+            visibility_timeout = check_holdable(settings.visibility_timeout)
+        times = HoldTimes(self._queues.clock, visibility_timeout, self._options.max_hold)
         self._keeper = AsyncClaimKeeper(self._queues, times, self._options)
         return self._keeper
 

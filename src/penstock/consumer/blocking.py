@@ -12,13 +12,14 @@ from penstock.consumer.options import (
     HAS_YIELD,
     ConsumerOptions,
     HoldTimes,
+    check_holdable,
     refuse_generator,
     report_failure,
     unfinished,
-    visibility_of,
 )
 from penstock.errors import InvalidField, PenstockError, RequestError, StaleReceipt
-from penstock.service import Claim, QueueInfo
+from penstock.public import QueueDescription
+from penstock.service import Claim
 
 _NEEDS_AWAITED: Final = (
     "an async function is run by the awaited loop, which penstock.aio.connect gives"
@@ -30,11 +31,16 @@ class QueueCalls(Protocol):
 
     clock: Clock
 
-    def describe(self, queue: str) -> QueueInfo: ...
+    def describe(self, queue: str) -> QueueDescription: ...
     def pull(
-        self, queue: str, *, wait: float | None, visibility: float | None, holder: str | None
+        self,
+        queue: str,
+        *,
+        wait: float | None,
+        visibility_timeout: float | None,
+        holder: str | None,
     ) -> Claim | None: ...
-    def extend(self, claim: Claim, seconds: float) -> int: ...
+    def extend(self, claim: Claim, duration: float) -> int: ...
     def release(self, claim: Claim, *, delay: float) -> None: ...
     def delete(self, claim: Claim) -> bool: ...
 
@@ -113,7 +119,7 @@ class ClaimKeeper:
                 self._claim = None
                 return
             try:
-                self._queues.extend(self._claim, self._times.visibility)
+                self._queues.extend(self._claim, self._times.visibility_timeout)
             except RequestError:
                 # The claim ran out or the queue is gone: nothing is left to hold.
                 self._claim = None
@@ -188,7 +194,10 @@ class Consumer:
                 options.wait if options.idle is None else min(options.wait, options.idle - waited)
             )
             claim = self._queues.pull(
-                options.queue, wait=wait, visibility=options.visibility, holder=options.named_holder
+                options.queue,
+                wait=wait,
+                visibility_timeout=options.visibility_timeout,
+                holder=options.named_holder,
             )
             if claim is not None:
                 return claim
@@ -198,11 +207,11 @@ class Consumer:
         return None
 
     def _make_keeper(self) -> ClaimKeeper:
-        visibility = self._options.visibility
-        if visibility is None:
+        visibility_timeout = self._options.visibility_timeout
+        if visibility_timeout is None:
             settings = self._queues.describe(self._options.queue).settings
-            visibility = visibility_of(settings.visibility_ms)
-        times = HoldTimes(self._queues.clock, visibility, self._options.hold_max)
+            visibility_timeout = check_holdable(settings.visibility_timeout)
+        times = HoldTimes(self._queues.clock, visibility_timeout, self._options.max_hold)
         self._keeper = ClaimKeeper(self._queues, times, self._options)
         return self._keeper
 

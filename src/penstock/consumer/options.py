@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from penstock.clock import Clock
 from penstock.errors import InvalidField
 from penstock.output import logger
+from penstock.public import to_seconds
 from penstock.service import Claim
 
 EXTENSIONS_PER_VISIBILITY: Final = 3
@@ -23,12 +24,12 @@ class ConsumerOptions(NamedTuple):
     """The options of `Queues.consume`, which explains them; durations in seconds."""
 
     queue: str
-    visibility: float | None = None
+    visibility_timeout: float | None = None
     wait: float = 1.0
     idle: float | None = None
-    hold_max: float = 43_200.0
+    max_hold: float = 43_200.0
     backoff: float = 1.0
-    backoff_max: float = 300.0
+    max_backoff: float = 300.0
     holder: str | None = None
 
     @property
@@ -42,28 +43,33 @@ class ConsumerOptions(NamedTuple):
     def delay_of(self, claim: Claim) -> float:
         """How long a message whose work failed stays hidden."""
         doublings = min(max(0, claim.receives - 1), BACKOFF_DOUBLINGS_MAX)
-        return float(min(self.backoff * 2**doublings, self.backoff_max))
+        return float(min(self.backoff * 2**doublings, self.max_backoff))
 
     def check(self) -> None:
         """Raises InvalidField for a value outside its limits."""
-        for name in ("wait", "hold_max", "backoff", "backoff_max", "idle"):
+        for name in ("wait", "max_hold", "backoff", "max_backoff", "idle", "visibility_timeout"):
             value = getattr(self, name)
-            if name == "idle" and value is None:
+            if name in ("idle", "visibility_timeout") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
                 raise InvalidField(f"{name}: expected a number of seconds, zero or more")
-        if self.visibility is not None and not self.visibility > 0:
-            raise InvalidField("visibility: a loop needs claims that last longer than 0 s")
+        if self.visibility_timeout == 0:
+            raise InvalidField("visibility_timeout: a loop needs claims that last longer than 0 s")
+
+
+def read_options(queue: str, *given: Any) -> ConsumerOptions:
+    """The options as `consume` has them, in its order; a timedelta becomes its seconds."""
+    return ConsumerOptions(queue, *map(to_seconds, given))
 
 
 class HoldTimes:
     """When the current claim is to be extended next, and when for the last time."""
 
-    def __init__(self, clock: Clock, visibility: float, hold_max: float) -> None:
+    def __init__(self, clock: Clock, visibility_timeout: float, max_hold: float) -> None:
         self.now_ms = clock.now_ms
-        self.visibility = visibility
-        self._step_ms = max(1, round(visibility * 1_000 / EXTENSIONS_PER_VISIBILITY))
-        self._hold_max_ms = round(hold_max * 1_000)
+        self.visibility_timeout = visibility_timeout
+        self._step_ms = max(1, round(visibility_timeout * 1_000 / EXTENSIONS_PER_VISIBILITY))
+        self._hold_max_ms = round(max_hold * 1_000)
         self.next_ms = 0
         self._end_ms = 0
 
@@ -90,14 +96,14 @@ class HoldTimes:
         return self.now_ms() >= self._end_ms
 
 
-def visibility_of(visibility_ms: int) -> float:
+def check_holdable(visibility_timeout: float) -> float:
     """The seconds that a queue's claims last. Raises InvalidField if they last 0 seconds."""
-    if not visibility_ms:
+    if not visibility_timeout:
         raise InvalidField(
-            "visibility: claims of this queue last 0 s, so a loop cannot hold them; "
-            "give consume a visibility"
+            "visibility_timeout: claims of this queue last 0 s, so a loop cannot hold them; "
+            "give consume a visibility_timeout"
         )
-    return visibility_ms / 1_000
+    return visibility_timeout
 
 
 def refuse_generator(where: str, function: Callable[..., Any]) -> None:

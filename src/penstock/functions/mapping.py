@@ -96,11 +96,11 @@ class EventSourceMapping:
         self._fifo = settings.fifo
         options.check(
             fifo=self._fifo,
-            visibility_s=settings.visibility_ms / SECOND_MS,
+            visibility_s=settings.visibility_timeout,
             timeout_s=function.timeout_s,
         )
         # If a claim ended while its batch is gathered, its message would be in the batch twice.
-        left_s = settings.visibility_ms / SECOND_MS - function.timeout_s
+        left_s = settings.visibility_timeout - function.timeout_s
         self._gather_s = min(options.window_s, left_s)
         self._queues = queues
         self._queue = queue

@@ -19,9 +19,9 @@ from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.engine.open import open_engine
 from penstock.backends.loop import AwaitedService, LoopService, Steps, result_of
 from penstock.backends.remote.daemon import SERVE
-from penstock.client import to_settings
 from penstock.clock import Clock
 from penstock.errors import InvalidField, PenstockError, QueueExists, RequestError
+from penstock.public import to_settings
 from penstock.server.carrot.broker import CarrotBroker, read_carrot
 from penstock.server.console.pages import PREFIX, Console
 from penstock.server.console.status import Status

@@ -31,7 +31,8 @@ from pyspark.errors import PySparkException
 
 from penstock.client import Queues
 from penstock.errors import InvalidField, QueueNotFound, RequestError, UnavailableError
-from penstock.service import TTL_MS_MAX, Push, QueueInfo, check_name, check_number
+from penstock.public import QueueDescription
+from penstock.service import TTL_MS_MAX, Batch, Push, check_name, check_number
 from penstock.spark.bronze import events_table
 from penstock.spark.lake import Lake, LakeUnusable, Table, first_line, locked_outbox, our_errors
 from penstock.spark.progress import WaitStep, step
@@ -293,7 +294,7 @@ class _Target:
         # A slice that was not committed never left the staging queue: no consumer has seen it.
         self._queues.remove(self._beside)
 
-    def _token(self, found: QueueInfo) -> str:
+    def _token(self, found: QueueDescription) -> str:
         owner, _, token = found.settings.annotations.get(_MARK, "").partition("/")
         if owner != self._lake_id:
             raise InvalidField(
@@ -329,7 +330,7 @@ class _Target:
         self._queues.create(
             self._beside,
             fifo=settings.fifo,
-            max_body_bytes=settings.body_bytes_max,
+            max_body_bytes=settings.max_body_bytes,
             retention=TTL_MS_MAX / 1_000,
             annotations={_MARK: f"{self._lake_id}/{token}"},
         )
@@ -337,7 +338,9 @@ class _Target:
         self._queues.redrive(self._beside, to=self._to, limit=1)
         accepted, refused = [], []
         for batch in _batches(rows):
-            replies = self._queues.batch(_push(self._beside, row) for row in batch)
+            replies = self._queues.service.execute(
+                Batch([_push(self._beside, row) for row in batch])
+            )
             for row, reply in zip(batch, replies, strict=True):
                 if isinstance(reply, RequestError):
                     refused.append((row["message_id"], str(reply)))

@@ -245,7 +245,7 @@ class TaskApp:
         if replies and isinstance(replies[0], QueueNotFound):
             self.run_steps(ensure_queue(command.queue, TASK_QUEUE))
             replies = self.service.execute(command)
-        return check_results(replies, False)
+        return check_results(replies)
 
     def push_batch(self, pushes: Sequence[Push]) -> None:
         """Executes pushes to any queues. Raises BatchRefused if some are refused."""
@@ -253,7 +253,7 @@ class TaskApp:
             self.run_steps(ensure_queue(queue, TASK_QUEUE))
         for push in pushes:
             self._check_room(push.queue, len(push.body))
-        check_results(self.service.execute(Batch(list(pushes))), False)
+        check_results(self.service.execute(Batch(list(pushes))))
 
     def _check_room(self, queue: str, size_bytes: int) -> None:
         """Raises MessageTooLarge for a task whose retry would be too large for its queue."""

@@ -3,7 +3,7 @@
 from typing import Any, Final
 from uuid import uuid4
 
-from penstock.client import to_ms
+from penstock.public import to_ms
 from penstock.service import PEEK_LIMIT_MAX, Push
 from penstock.tasks.envelope import Envelope, GroupPlace, Step
 from penstock.tasks.errors import TaskError

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.client import to_ms
+from penstock.public import to_ms
 from penstock.service import (
     PRIORITY_MAX,
     TTL_MS_MAX,

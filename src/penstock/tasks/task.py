@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
 import msgspec
 
-from penstock.client import to_ms
 from penstock.consumer.options import refuse_generator
+from penstock.public import to_ms
 from penstock.service import BATCH_ITEMS_MAX, DELAY_MS_MAX, Push, PushMany
 from penstock.tasks.arguments import Arguments
 from penstock.tasks.envelope import Envelope, Step, body_start, encode

@@ -86,7 +86,7 @@ class _Reproduction:
             dedup_id=f"{step.message}",
             group=step.group,
             attributes=step.all_attributes,
-        )
+        ).id
 
     def _claim(self, step: SliceStep) -> None:
         asked = PullIds(self._queue, [self._ids[step.message]], visibility_ms=step.for_ms)

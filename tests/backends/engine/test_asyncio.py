@@ -9,6 +9,7 @@ from penstock.aio import AsyncQueues
 from penstock.backends.engine.asynchronous import AsyncEngine
 from penstock.backends.engine.store import open_engine
 from penstock.errors import JournalError, PenstockError
+from penstock.service import PushReply
 from tests.backends.engine.random_store import small_slices
 from tests.journal.disk import Disk
 
@@ -38,8 +39,8 @@ def test_every_waiting_caller_gets_the_error_of_a_failed_sync(quick_path, call):
             pushes = [queues.push("q", b"x") for _ in range(30)]
             gathered = asyncio.gather(*pushes, return_exceptions=True)
             replies = await asyncio.wait_for(gathered, TIMEOUT_S)
-            answered += [reply for reply in replies if isinstance(reply, str)]
-            refused = [reply for reply in replies if not isinstance(reply, str)]
+            answered += [reply for reply in replies if isinstance(reply, PushReply)]
+            refused = [reply for reply in replies if not isinstance(reply, PushReply)]
             assert all(isinstance(error, JournalError) for error in refused)
             if refused:
                 break
@@ -68,7 +69,7 @@ def test_closing_ends_the_waits_of_all_callers(quick_path):
         await asyncio.sleep(0)
         await asyncio.wait_for(queues.close(), TIMEOUT_S)
         replies = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), TIMEOUT_S)
-        return [reply for reply in replies if isinstance(reply, str)], replies
+        return [reply for reply in replies if isinstance(reply, PushReply)], replies
 
     answered, replies = asyncio.run(main())
     assert all(isinstance(reply, str | PenstockError) for reply in replies)
@@ -95,7 +96,7 @@ def test_upkeep_runs_between_the_commands_of_a_loop(quick_path):
                 await queues.delete(claim)
                 await asyncio.sleep(0)
             await upkeep
-        kept = [await queues.push("q", b"kept %d" % number) for number in range(20)]
+        kept = [(await queues.push("q", b"kept %d" % number)).id for number in range(20)]
         first_offset = engine.journal.segments.first_offset
         await queues.close()
         return kept, first_offset

@@ -22,6 +22,7 @@ from penstock.journal import reader_positions
 from penstock.journal.backup import back_up, read_mark, restore
 from penstock.journal.disk import OsDirectory
 from penstock.journal.verify import verify
+from penstock.public import ClaimRef
 from tests.server.conftest import until
 
 CHILD = Path(__file__).parent / "child.py"
@@ -185,7 +186,7 @@ def test_receipts_from_before_are_refused_in_a_restored_store_and_claims_run_out
     clock = ManualClock()
     queues = make_store(tmp_path / "store", clock)
     queues.create("q", visibility_timeout=30)
-    kept = queues.push("q", b"kept")
+    kept = queues.push("q", b"kept").id
     claim = queues.pull("q")
     assert claim is not None
     back_up(tmp_path / "store", tmp_path / "backup")
@@ -196,11 +197,11 @@ def test_receipts_from_before_are_refused_in_a_restored_store_and_claims_run_out
     queues.close()
     restore(tmp_path / "backup", tmp_path / "restored")
     restored = make_store(tmp_path / "restored", clock)
-    assert restored.push("q", b"another") not in (later.id, kept)
+    assert restored.push("q", b"another").id not in (later.id, kept)
     assert [each.body for each in restored.pull_many("q", 9)] == [b"another"]
     for receipt in (claim.receipt, later.receipt):
         with pytest.raises(InvalidReceipt):
-            restored.delete("q", receipt=receipt)
+            restored.delete(ClaimRef("q", receipt))
     assert restored.stats("q").in_flight == 2
     clock.advance(seconds=31)
     assert sorted(each.body for each in restored.pull_many("q", 9)) == [b"another", b"kept"]
@@ -222,7 +223,7 @@ def test_a_restored_store_has_the_queues_their_settings_and_what_waits(tmp_path)
     assert (tmp_path / "restored" / "sqs").read_text() == home
     restored = make_store(tmp_path / "restored")
     assert restored.describe("q").settings == settings
-    assert restored.names() == ["dead", "q"]
+    assert restored.list() == ["dead", "q"]
     stats = restored.stats("q")
     assert (stats.visible, stats.delayed, stats.paused) == (1, 1, True)
     restored.push("q", b"now", dedup_id="7")

@@ -300,7 +300,7 @@ def test_waiting_and_deadlines_start_no_threads(engine):
     for _ in range(50):
         queues.push("q", "x", delay=5)
         queues.push("q", "x", ttl=5)
-        queues.pull("q", visibility=3)
+        queues.pull("q", visibility_timeout=3)
     # One that an earlier test has left may end meanwhile.
     assert set(threading.enumerate()) <= before
 

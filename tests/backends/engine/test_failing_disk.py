@@ -62,7 +62,7 @@ def push_until(error, queues, body=b"x" * 100, limit=10_000):
     answered = []
     for _ in range(limit):
         try:
-            answered.append(queues.push("q", body))
+            answered.append(queues.push("q", body).id)
         except error as refused:
             return answered, refused
     raise AssertionError("no push was refused")
@@ -83,7 +83,7 @@ def test_after_a_failed_sync_nothing_is_answered_and_nothing_answered_is_lost(
     machine = DiskMachine(quick_path, durability=durability, interval_ms=1)
     queues = machine.queues
     queues.create("q")
-    held = queues.push("q", b"held")
+    held = queues.push("q", b"held").id
     claim = queues.pull("q")
     assert claim is not None
     assert claim.id == held
@@ -269,7 +269,7 @@ def test_a_snapshot_without_room_stops_neither_the_engine_nor_the_next_snapshot(
     queues = machine.queues
     upkeep: Any = machine.engine.upkeep
     queues.create("q")
-    first = queues.push("q", b"one")
+    first = queues.push("q", b"one").id
     queues.push("q", b"two")
     draft = quick_path / "store" / "snapshot.new"
     draft.mkdir()

@@ -211,7 +211,7 @@ def test_only_the_owner_may_read_a_store(closed):
     ],
 )
 def test_a_wrong_url_is_refused_before_anything_is_created(tmp_path, url, field):
-    with pytest.raises(penstock.InvalidField, match=field):
+    with pytest.raises(penstock.errors.InvalidField, match=field):
         penstock.connect(url.format(path=tmp_path / "store"))
     assert list(tmp_path.iterdir()) == []
 

@@ -172,8 +172,8 @@ class Workload:
     def check(self, mirrored):
         """No message is missing, duplicated or out of order."""
         primary = self.primary
-        assert mirrored.names() == primary.names()
-        for name in primary.names():
+        assert mirrored.list() == primary.list()
+        for name in primary.list():
             assert shown(mirrored, name) == shown(primary, name), name
             assert mirrored.stats(name).in_flight == primary.stats(name).in_flight
 
@@ -260,6 +260,6 @@ def check_after_kill(workload, engine):
     follower._target.search_missing(forget=False)
     follower.catch_up()
     mirrored = QUEUES(engine)
-    for name in workload.primary.names():
+    for name in workload.primary.list():
         assert sorted(shown(mirrored, name)) == sorted(shown(workload.primary, name)), name
     follower.close()

@@ -91,8 +91,8 @@ class MirrorPair:
 
     def check_same(self):
         """The mirror has the primary's queues, with the same messages in the same states."""
-        assert self.mirror.names() == self.primary.names()
-        for name in self.primary.names():
+        assert self.mirror.list() == self.primary.list()
+        for name in self.primary.list():
             theirs, ours = self.primary.stats(name), self.mirror.stats(name)
             counts = (theirs.visible, theirs.delayed, theirs.in_flight)
             assert (ours.visible, ours.delayed, ours.in_flight) == counts, name
@@ -226,7 +226,7 @@ def test_dead_letters_and_redrives_move_on_the_mirror(pair):
     pair.sync()
     for _ in range(2):
         primary.release(primary.pull("orders"))
-        primary.pull("orders", visibility=1)
+        primary.pull("orders", visibility_timeout=1)
         pair.clock.advance(seconds=2)
     primary.push("orders", b"4")
     pair.sync()
@@ -531,7 +531,7 @@ def test_random_commands_give_the_same_queues_on_the_mirror(quick_path, seed):
 
 
 def end_claim(end, claim):
-    with suppress(penstock.InvalidReceipt, QueueNotFound):
+    with suppress(penstock.errors.InvalidReceipt, QueueNotFound):
         end(claim)
 
 

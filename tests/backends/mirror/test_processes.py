@@ -56,7 +56,7 @@ def until_mirrored(queues, mirrored):
     What the mirror says of itself may be older than the last commands; a new queue is not.
     """
     queues.create("end")
-    until(lambda: "end" in mirrored.names())
+    until(lambda: "end" in mirrored.list())
 
 
 def test_a_mirror_url_is_the_primary_and_the_mirror_follows(store, other):
@@ -128,7 +128,7 @@ def test_a_mirror_that_cannot_be_reached_does_not_delay_the_primary(store, other
         server = DaemonProcess(other, "--listen", f"127.0.0.1:{port}")
         try:
             with connect(f"file:{other}") as mirrored:
-                until(lambda: mirrored.names() == ["orders"])
+                until(lambda: mirrored.list() == ["orders"])
                 until(lambda: mirrored.stats("orders").visible == 1)
             mirror = queues.service.mirror
             until(lambda: mirror.progress is not None and mirror.progress.behind_bytes == 0)

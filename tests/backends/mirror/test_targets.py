@@ -64,7 +64,7 @@ def mirror(quick_path, primary, target):
 def bodies(queues, name):
     """All visible messages, in order, which are back in their places afterwards."""
     claims: list[Any] = []
-    while some := queues.pull_many(name, 100, visibility=30):
+    while some := queues.pull_many(name, 100, visibility_timeout=30):
         claims += some
     for claim in claims:
         queues.release(claim)
@@ -98,7 +98,7 @@ def test_every_kind_of_service_mirrors_a_store(primary, mirror, target):
     held = primary.pull_many("orders", 20)
     follower.catch_up()
     with CONNECT(target) as mirrored:
-        assert mirrored.names() == ["orders"]
+        assert mirrored.list() == ["orders"]
         until(lambda: same(primary, mirrored, "orders"))
         for claim in held[:10]:
             primary.delete(claim)
@@ -112,7 +112,7 @@ def test_every_kind_of_service_mirrors_a_store(primary, mirror, target):
         primary.purge("orders")
         primary.remove("other")
         follower.catch_up()
-        assert mirrored.names() == ["orders"]
+        assert mirrored.list() == ["orders"]
         until(lambda: mirrored.stats("orders").messages == 0)
     assert (follower.progress.refused, follower.progress.unmatched) == (0, 0)
 

@@ -155,7 +155,7 @@ def test_a_queue_that_another_client_made_with_other_arguments_is_refused(queues
     with pytest.raises(QueueExists, match=r"with other arguments .*x-max-priority") as caught:
         queues.create(name)
     assert "use another name, or delete it there" in str(caught.value)
-    assert queues.names(name) == []
+    assert queues.list(name) == []
     with pytest.raises(QueueNotFound, match="was not created with Penstock"):
         queues.push(name, "x")
     amqp(lambda channel: channel.queue_delete(name))
@@ -195,7 +195,7 @@ def test_a_name_that_rabbitmq_reserves_is_refused(queues):
 def test_a_setting_that_rabbitmq_cannot_have_is_refused_with_the_reason(queues, name, settings):
     with pytest.raises(UnsupportedOperation, match=r"RabbitMQ|AMQP"):
         queues.create(name, **settings)
-    assert queues.names(name) == []
+    assert queues.list(name) == []
 
 
 def test_a_full_queue_refuses_every_push_and_messages_in_flight_do_not_count(
@@ -239,7 +239,7 @@ def test_a_limit_is_fixed_and_a_queue_that_has_one_takes_no_delay(queues, name):
         queues.configure(name, delay=1)
     with pytest.raises(UnsupportedOperation, match="delay: a queue with a limit cannot have one"):
         queues.create(f"{name}-2", delay=1, max_messages=1)
-    assert queues.describe(name).settings.messages_max == 1
+    assert queues.describe(name).settings.max_messages == 1
     assert queues.stats(name).messages == 0
 
 
@@ -252,7 +252,7 @@ def test_a_dead_letter_queue_has_no_limit(queues, name):
     queues.remove(f"{name}-dead", force=True)
     with pytest.raises(UnsupportedOperation, match=r"is a dead-letter queue, and has a limit"):
         queues.create(f"{name}-dead", max_messages=1)
-    assert queues.names(name) == [name, f"{name}-full"]
+    assert queues.list(name) == [name, f"{name}-full"]
 
 
 def test_a_dead_letter_that_cannot_be_moved_yet_keeps_its_count(queues, name, amqp):
@@ -321,7 +321,7 @@ def test_a_claim_cannot_be_held_for_longer_than_the_broker_permits(name, connect
         queues.create(name, visibility_timeout=60)
         queues.push(name, "x")
         with pytest.raises(InvalidField, match="visibility"):
-            queues.pull(name, visibility=61)
+            queues.pull(name, visibility_timeout=61)
         claim = queues.pull(name)
         with pytest.raises(InvalidField, match="visibility"):
             queues.extend(claim, 61)

@@ -84,7 +84,7 @@ class RabbitLoad:
     def _produce(self, number):
         def step():
             body = f"{number}/{len(self.pushed)}/{secrets.token_hex(4)}"
-            self.pushed.append((self._queues.push(self.queue, body), body))
+            self.pushed.append((self._queues.push(self.queue, body).id, body))
             PAUSE.wait(PAUSE_S)
 
         self._run(self._ended, step)
@@ -137,7 +137,7 @@ def test_a_broker_ended_and_started_under_load_loses_no_answered_push(
     assert not lost, f"{len(lost)} of {len(load.pushed)} answered pushes were lost"
     assert all(str(rabbit.port) in str(e) for e in load.errors if isinstance(e, BackendLost))
     with connect(options) as queues:
-        assert queues.describe(name).settings.visibility_ms == 30_000
+        assert queues.describe(name).settings.visibility_timeout == 30
         queues.remove(name)
 
 
@@ -151,7 +151,7 @@ def test_a_new_broker_killed_at_once_still_has_the_queues_and_their_messages():
         broker.stop(signal.SIGKILL)
         broker.start()
         with penstock.connect(broker.url) as queues:
-            assert queues.describe("orders").settings.visibility_ms == 77_000
+            assert queues.describe("orders").settings.visibility_timeout == 77
             assert [claim.body for claim in queues.pull_many("orders", 1)] == [b"first"]
 
 
@@ -241,7 +241,7 @@ def test_a_message_of_a_killed_process_is_visible_at_once_and_its_pulls_are_coun
     options = "?queues=quorum"
     with connect(options) as queues:
         queues.create(name, visibility_timeout=600, dead_letter=f"{name}-dead", max_receives=2)
-        message_id = queues.push(name, "poison")
+        message_id = queues.push(name, "poison").id
         assert held_by_a_process_that_is_killed(rabbit.url + options, name) == 1
         claim = queues.pull(name, wait=30)
         assert (claim.id, claim.receives) == (message_id, 2)
@@ -253,7 +253,7 @@ def test_a_message_of_a_killed_process_is_visible_at_once_and_its_pulls_are_coun
 def test_a_classic_queue_knows_after_a_crash_that_its_message_was_pulled(rabbit, name, connect):
     with connect() as queues:
         queues.create(name, visibility_timeout=600, dead_letter=f"{name}-dead", max_receives=1)
-        message_id = queues.push(name, "poison")
+        message_id = queues.push(name, "poison").id
         assert held_by_a_process_that_is_killed(rabbit.url, name) == 1
         until(lambda: queues.pull(name) is None and queues.stats(f"{name}-dead").visible)
         dead = queues.pull(f"{name}-dead")

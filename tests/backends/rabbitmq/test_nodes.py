@@ -37,7 +37,7 @@ def test_a_node_that_cannot_be_reached_is_skipped(rabbit):
     dead_port = lasting_port()
     url = f"amqp://127.0.0.1:{dead_port}/?nodes=127.0.0.1:{rabbit.port}"
     with penstock.connect(url) as queues:
-        assert isinstance(queues.names(), list)
+        assert isinstance(queues.list(), list)
     with pytest.raises(BackendLost, match=f"{dead_port}: cannot connect"):
         penstock.connect(f"amqp://127.0.0.1:{dead_port}/?nodes=127.0.0.1:{dead_port}")
 
@@ -96,7 +96,7 @@ def test_a_quorum_queue_loses_nothing_when_the_node_in_use_is_killed(nodes):
             confirmed.append(body)
         # A new connection must not need the killed node.
         with penstock.connect(url_of(nodes, 1)) as other:
-            assert other.names() == ["orders"]
+            assert other.list() == ["orders"]
             taken = []
             while claim := again(lambda: other.pull("orders")):
                 taken.append(claim.body)

@@ -24,7 +24,8 @@ from penstock.errors import (
     QueueInUse,
     QueueNotFound,
 )
-from penstock.service import Delete, Pull, Push, QueueSettings
+from penstock.public import ClaimRef
+from penstock.service import Batch, Delete, Pull, Push, QueueSettings
 from penstock.testing.conformance import BEHAVIOURS
 from tests.server.conftest import until
 
@@ -46,12 +47,12 @@ def others(connect):
 def test_a_queue_made_by_one_connection_is_known_to_another_at_once(queues, others, name):
     queues.create(name, visibility_timeout=45)
     others.push(name, "from another")
-    assert others.describe(name).settings.visibility_ms == 45_000
+    assert others.describe(name).settings.visibility_timeout == 45
     queues.configure(name, visibility_timeout=46)
-    until(lambda: others.describe(name).settings.visibility_ms == 46_000)
+    until(lambda: others.describe(name).settings.visibility_timeout == 46)
     assert queues.pull(name).body == b"from another"
     queues.remove(name)
-    until(lambda: others.names(name) == [])
+    until(lambda: others.list(name) == [])
     with pytest.raises(QueueNotFound):
         others.push(name, "x")
 
@@ -62,9 +63,9 @@ def test_what_one_connection_holds_another_does_not_get_and_cannot_settle(queues
     claim = queues.pull(name)
     assert others.pull(name) is None
     for use in (
-        lambda: others.delete(name, receipt=claim.receipt),
-        lambda: others.extend(name, 5, receipt=claim.receipt),
-        lambda: others.release(name, receipt=claim.receipt),
+        lambda: others.delete(ClaimRef(name, claim.receipt)),
+        lambda: others.extend(ClaimRef(name, claim.receipt), 5),
+        lambda: others.release(ClaimRef(name, claim.receipt)),
     ):
         with pytest.raises(
             InvalidReceipt, match="binds a message to the connection that pulled it"
@@ -242,7 +243,7 @@ def test_another_client_sees_body_and_attributes_as_they_were_pushed(queues, nam
     queues.create(name)
     message_id = queues.push(
         name, b"\x00body", attributes={"kind": "test", "raw": b"\xff"}, priority=7
-    )
+    ).id
     message = amqp(lambda channel: channel.basic_get(name, no_ack=True))
     properties = message.header.properties
     assert message.body == b"\x00body"
@@ -297,7 +298,9 @@ def test_delays_of_every_length_end_in_their_order(queues, name):
     # In one go: on a busy machine one push may take longer than the delays differ by. Each bit of a
     # delay takes longer there, too: those with many bits are far from the next longer one.
     delays_ms = (500, 63, 300, 1, 127)
-    queues.batch([Push(name, b"%d" % delay_ms, delay_ms) for delay_ms in delays_ms])
+    queues.service.execute(
+        Batch([Push(name, b"%d" % delay_ms, delay_ms) for delay_ms in delays_ms])
+    )
     bodies = [queues.pull(name, wait=TIMEOUT_S).body.decode() for _ in range(5)]
     assert bodies == ["1", "63", "127", "300", "500"]
 
@@ -318,7 +321,7 @@ def test_a_delayed_message_of_a_removed_queue_is_gone_with_it(queues, name, amqp
 def test_a_release_beyond_the_hold_is_kept_by_the_broker_and_counts_on(name, connect):
     with connect("?hold=3") as queues:
         queues.create(name, visibility_timeout=3)
-        message_id = queues.push(name, "a", attributes={"k": "v"})
+        message_id = queues.push(name, "a", attributes={"k": "v"}).id
         claim = queues.pull(name)
         queues.release(claim, delay=3.1)
         released_s = time.monotonic()
@@ -420,8 +423,8 @@ def test_a_batch_has_a_reply_or_an_error_for_each_item_in_order(queues, name):
     assert len({reply.id for reply in replies}) == 500
     claims = queues.pull_many(name, 1_000)
     assert [claim.body.decode() for claim in claims] == bodies
-    replies = queues.batch(
-        [Push(name, b"x" * 101), Delete(name, claims[0].receipt), Delete(name, "x")]
+    replies = queues.service.execute(
+        Batch([Push(name, b"x" * 101), Delete(name, claims[0].receipt), Delete(name, "x")])
     )
     assert isinstance(replies[0], MessageTooLarge)
     assert replies[1] is True

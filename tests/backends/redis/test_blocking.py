@@ -8,9 +8,9 @@ import pytest
 import redis
 
 import penstock
-from penstock import BackendLost
 from penstock.backends.redis.address import read_target
 from penstock.backends.redis.blocking import FRESH_S, BlockingRedis, DirectLink, NothingSent
+from penstock.errors import BackendLost
 from penstock.url import read_url
 from tests.backends.redis.servers import RedisServer, until
 
@@ -106,7 +106,7 @@ def test_a_stalled_server_is_an_error_and_its_late_reply_is_not_used(server):
         queues.push("orders", b"one")
         with server.stalled(), pytest.raises(BackendLost, match="no answer within 3 s"):
             queues.push("orders", b"two")
-        pushed = queues.push("orders", b"three")
+        pushed = queues.push("orders", b"three").id
         found = {message.body: message.id for message in queues.peek("orders", 10)}
     assert found[b"three"] == pushed
 
@@ -118,7 +118,7 @@ def test_a_push_notices_that_its_queue_was_removed_and_created_again(queues, cli
         with pytest.raises(penstock.QueueNotFound):
             queues.push("orders", b"two")
         others.create("orders")
-    pushed = queues.push("orders", b"three")
+    pushed = queues.push("orders", b"three").id
     assert [message.id for message in queues.peek("orders", 10)] == [pushed]
 
 
@@ -155,7 +155,7 @@ def test_the_reply_of_an_interrupted_push_is_not_taken_for_that_of_the_next(queu
             interrupt.join()
     finally:
         signal.signal(signal.SIGINT, handler)
-    pushed = queues.push("orders", b"three")
+    pushed = queues.push("orders", b"three").id
     assert {m.body: m.id for m in queues.peek("orders", 10)}[b"three"] == pushed
 
 

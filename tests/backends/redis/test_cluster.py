@@ -72,7 +72,7 @@ def test_a_command_for_a_slot_that_is_being_moved_succeeds_after_the_move(cluste
         for server in (target, source, cluster.servers[2]):
             assert server.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[1]) == "+OK"
         created.join(TIMEOUT_S)
-        message_id = queues.push(name, "x")
+        message_id = queues.push(name, "x").id
         claim = queues.pull(name)
         assert claim is not None
         assert claim.id == message_id

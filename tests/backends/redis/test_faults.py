@@ -20,7 +20,7 @@ from penstock.errors import (
     StoreFull,
     UnavailableError,
 )
-from penstock.service import Claim, Push
+from penstock.service import Batch, Claim, Push
 from tests.backends.redis.servers import TIMEOUT_S, RedisServer, Sentinels, until
 from tests.conftest import FULL
 
@@ -281,7 +281,7 @@ def test_after_a_flush_commands_raise_queue_not_found_and_queues_can_be_created(
                 call()
         waiter.join(TIMEOUT_S)
         assert [type(error) for error in failed] == [QueueDeleted]
-        assert queues.names() == []
+        assert queues.list() == []
         queues.create("orders")
         with pytest.raises(InvalidReceipt):
             queues.delete(held)
@@ -299,7 +299,7 @@ def test_scripts_that_were_flushed_from_the_server_are_loaded_again(own_redis):
         assert own_redis.ask("SCRIPT", "FLUSH") == "+OK"
         claims = queues.pull_many("orders", 2)
         assert own_redis.ask("SCRIPT", "FLUSH") == "+OK"
-        replies = queues.batch([Push("orders", b"c"), claims[0]])  # type: ignore[list-item]
+        replies = queues.service.execute(Batch([Push("orders", b"c"), claims[0]]))  # type: ignore[list-item]
         assert replies[0].duplicate is False
         assert queues.delete_many(claims) == [True, True]
 
@@ -332,7 +332,7 @@ def test_a_full_redis_refuses_pushes_and_its_messages_can_be_pulled_and_deleted(
 
             def push():
                 while len(pushed) < 1_000:
-                    pushed.append(queues.push("orders", bytes(50_000)))
+                    pushed.append(queues.push("orders", bytes(50_000)).id)
 
             with pytest.raises(StoreFull, match="maxmemory"):
                 push()
@@ -373,7 +373,7 @@ def test_a_wrong_password_is_refused_and_not_shown(tmp_path):
         (tmp_path / "password").write_text("s3cret%\n")
         url = f"{server.url}?password_file={tmp_path / 'password'}"
         with penstock.connect(url) as queues:
-            assert queues.names() == ["orders"]
+            assert queues.list() == ["orders"]
     finally:
         server.close()
 
@@ -409,7 +409,7 @@ def test_claims_and_delays_end_after_a_jump_of_the_clock(jump_shim, tmp_path, ju
             jump_file.write_text(str(jump_s))
             queues.push("orders", "after")
             # Held for longer than the test takes: none of them comes again.
-            found = [queues.pull("orders", wait=30, visibility=600) for _ in range(3)]
+            found = [queues.pull("orders", wait=30, visibility_timeout=600) for _ in range(3)]
             assert sorted(claim.body for claim in found if claim is not None) == [
                 b"after",
                 b"claimed",
@@ -430,7 +430,7 @@ def test_a_promoted_replica_serves_what_was_replicated():
     with Sentinels() as sentinels:
         with penstock.connect(f"{sentinels.url}?replicas=1") as queues:
             queues.create("orders")
-            pushed = [queues.push("orders", f"m{number}") for number in range(20)]
+            pushed = [queues.push("orders", f"m{number}").id for number in range(20)]
         # The promoted replica has no replica, so replicas=1 could not be fulfilled any more.
         with penstock.connect(sentinels.url) as queues:
             assert queues.stats("orders").messages == 20

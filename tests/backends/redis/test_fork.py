@@ -29,7 +29,7 @@ def test_a_forked_child_is_refused_and_its_parent_can_still_push(shared_redis):
         if not child:
             try:
                 queues.push("orders", b"in the child")
-            except penstock.BackendLost as error:
+            except penstock.errors.BackendLost as error:
                 print(error, flush=True)
             os._exit(0)
         os.waitpid(child, 0)

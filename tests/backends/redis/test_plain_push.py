@@ -66,7 +66,7 @@ def stored(client, queue):
 
 def test_a_queue_of_an_earlier_layout_continues_with_its_counters(server, client, queues):
     """Each counter was a field of its own."""
-    first = queues.push("orders", b"first")
+    first = queues.push("orders", b"first").id
     meta = "penstock:{orders}:meta"
     number, size, last, offset, due, _ = struct.unpack_from(
         ">dddddB", client.hget(meta, "counters")
@@ -77,7 +77,7 @@ def test_a_queue_of_an_earlier_layout_continues_with_its_counters(server, client
     client.hdel(meta, "counters")
     with penstock.connect(server.url) as others:
         assert others.stats("orders").messages == 1
-        second = others.push("orders", b"second")
+        second = others.push("orders", b"second").id
         assert int(second[-12:], 16) == int(first[-12:], 16) + 1
         assert [claim.body for claim in others.pull_many("orders", 9)] == [b"first", b"second"]
     assert client.hexists(meta, "counters")
@@ -232,8 +232,8 @@ def test_after_dedup_by_content_is_turned_on_the_body_is_recognised(server, clie
         queues.create("orders")
         queues.push("orders", b"one")
         others.configure("orders", dedup_by_content=True)
-        first = queues.push("orders", b"two")
-        assert queues.push("orders", b"two") == first
+        first = queues.push("orders", b"two").id
+        assert queues.push("orders", b"two").id == first
         assert queues.stats("orders").messages == 2
 
 
@@ -270,5 +270,5 @@ def test_a_refused_plain_push_changes_nothing(queues, client):
 def test_a_client_that_keeps_history_has_every_push_in_it(server, client):
     with penstock.connect(f"{server.url}?history=100") as queues:
         queues.create("orders")
-        pushed = queues.push("orders", b"one")
+        pushed = queues.push("orders", b"one").id
         assert [event.kind for event in queues.history(pushed)] == ["Pushed"]

@@ -84,7 +84,7 @@ def test_messages_in_flight_do_not_count_for_the_age(shared_redis):
     with connect(shared_redis, "held", clock) as queues:
         queues.create("q", priority_age=10)
         queues.push("q", "held", priority=5)
-        assert queues.pull("q", visibility=3_600) is not None
+        assert queues.pull("q", visibility_timeout=3_600) is not None
         clock.advance(seconds=10)
         queues.push("q", "low")
         queues.push_many("q", [f"high{number}" for number in range(5)], priority=9)

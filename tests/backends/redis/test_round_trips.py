@@ -5,7 +5,7 @@ import redis
 
 import penstock
 from penstock.clock import ManualClock
-from penstock.service import Extend
+from penstock.service import Batch, Extend
 
 pytestmark = pytest.mark.service("redis-server")
 
@@ -58,8 +58,8 @@ def test_each_command_and_each_batch_is_one_script_call_in_one_round_trip(own_re
             spent[name] = meter.spent()
             return result
 
-        note("push", queues.push("orders", "x"))
-        note("push with options", queues.push("orders", "y", delay=0, priority=5, dedup_id="1"))
+        note("push", queues.push("orders", "x").id)
+        note("push with options", queues.push("orders", "y", delay=0, priority=5, dedup_id="1").id)
         claim = note("pull", queues.pull("orders"))
         note("extend", queues.extend(claim, 60))
         queues.release(claim)
@@ -70,7 +70,10 @@ def test_each_command_and_each_batch_is_one_script_call_in_one_round_trip(own_re
         note("push_many", queues.push_many("orders", [f"{number}" for number in range(100)]))
         claims = note("pull_many of 100", queues.pull_many("orders", 100))
         assert len(claims) == 100
-        note("a batch of extends", queues.batch([extension(claim) for claim in claims]))
+        note(
+            "a batch of extends",
+            queues.service.execute(Batch([extension(claim) for claim in claims])),
+        )
         replies = note("delete_many", queues.delete_many(claims))
         assert replies == [True] * 100
     assert spent == dict.fromkeys(spent, (1, 1))

@@ -23,7 +23,7 @@ from penstock.errors import (
     InvalidReceipt,
     UnsupportedOperation,
 )
-from penstock.service import Delete, Push, Release
+from penstock.service import Batch, BatchItem, Delete, Push, Release
 from penstock.url import read_url
 from tests.backends.redis.servers import RedisServer
 from tests.ports import refusing_port
@@ -108,7 +108,7 @@ def test_all_keys_of_a_queue_share_its_hash_tag_and_are_removed_with_it(shared_r
 def test_stores_with_different_prefixes_do_not_see_each_other(shared_redis):
     with connect(shared_redis, "one") as one, connect(shared_redis, "two") as two:
         one.create("orders")
-        assert (one.names(), two.names()) == (["orders"], [])
+        assert (one.list(), two.list()) == (["orders"], [])
 
 
 def test_every_script_begins_with_a_list_of_the_keys_and_their_meaning():
@@ -153,7 +153,7 @@ async def with_outbox(url, clock):
     service = await open_async_service(read_url(url), clock)
     queues = penstock.aio.AsyncQueues(service, clock)
     await queues.create("orders", dead_letter="orders-dead", max_receives=1)
-    message_id = await queues.push("orders", "poison", group="eu", attributes={"kind": "test"})
+    message_id = (await queues.push("orders", "poison", group="eu", attributes={"kind": "test"})).id
     claim: Any = await queues.pull("orders")
     # Only the script of the release, without the move that the service does after it.
     inside = service._queues
@@ -226,7 +226,7 @@ def test_dead_letters_of_the_same_millisecond_are_moved_in_their_order(shared_re
         queues.create("work.fifo", dead_letter="dead.fifo", max_receives=1, dedup_by_content=True)
         for number in range(12):
             queues.push("work.fifo", b"%d" % number, group="g")
-        assert len(queues.pull_many("work.fifo", 12, visibility=5)) == 12
+        assert len(queues.pull_many("work.fifo", 12, visibility_timeout=5)) == 12
         clock.advance(ms=6_000)
         assert queues.stats("work.fifo").messages == 0
         found = [int(message.body) for message in queues.peek("dead.fifo", 20)]
@@ -257,13 +257,13 @@ def test_many_sweepers_at_once_return_each_message_once(shared_redis, monkeypatc
         queues = penstock.aio.AsyncQueues(services[0])
         await queues.create("orders")
         await queues.push_many("orders", [f"{number}" for number in range(300)])
-        claims = await queues.pull_many("orders", 300, visibility=0)
+        claims = await queues.pull_many("orders", 300, visibility_timeout=0)
         assert len(claims) == 300
         queue = await services[0]._queues.find("orders")
         await asyncio.gather(
             *(each._queues.run("tick", queue.keys, 0) for each in services for _ in range(5))
         )
-        again = await queues.pull_many("orders", 1_000, visibility=60)
+        again = await queues.pull_many("orders", 1_000, visibility_timeout=60)
         swept = sum(await asyncio.gather(*(each._sweeper.sweep() for each in services)))
         for each in services:
             await each.close()
@@ -368,13 +368,15 @@ def test_the_items_of_a_batch_for_one_queue_are_applied_in_order(shared_redis):
         queues.create("orders")
         queues.push_many("orders", ["a", "b"])
         a, b = queues.pull_many("orders", 2)
-        replies = queues.batch(
-            [
-                Release("orders", a.receipt),
-                Push("orders", b"c"),
-                Release("orders", b.receipt),
-                Release("orders", a.receipt),
-            ]
+        replies = queues.service.execute(
+            Batch(
+                [
+                    Release("orders", a.receipt),
+                    Push("orders", b"c"),
+                    Release("orders", b.receipt),
+                    Release("orders", a.receipt),
+                ]
+            )
         )
         assert [type(reply).__name__ for reply in replies] == [
             "NoneType",
@@ -390,9 +392,9 @@ def test_settings_that_another_process_has_changed_are_used_at_once(shared_redis
         one.create("orders")
         one.push("orders", "x" * 100)
         other.configure("orders", dedup_by_content=True, max_body_bytes=50)
-        first = one.push("orders", "same")
-        assert one.push("orders", "same") == first
-        with pytest.raises(penstock.MessageTooLarge):
+        first = one.push("orders", "same").id
+        assert one.push("orders", "same").id == first
+        with pytest.raises(penstock.errors.MessageTooLarge):
             one.push("orders", "x" * 51)
         other.configure("orders", wait=60)
         assert other.stats("orders").messages == 2
@@ -406,8 +408,14 @@ def test_a_mixed_batch_after_another_process_set_dedup_by_content_has_every_repl
         other.configure("orders", dedup_by_content=True)
         pushed = Push("orders", b"c")
         named = Push("orders", b"d", dedup_id="d")
-        batch = [Delete("orders", a.receipt), pushed, named, Delete("orders", b.receipt), pushed]
-        first, c, d, second, again = one.batch(batch)
+        batch: list[BatchItem] = [
+            Delete("orders", a.receipt),
+            pushed,
+            named,
+            Delete("orders", b.receipt),
+            pushed,
+        ]
+        first, c, d, second, again = one.service.execute(Batch(batch))
         assert (first, second) == (True, True)
         assert again == msgspec.structs.replace(c, duplicate=True)
         assert {message.id: message.body for message in one.peek("orders", 9)} == {
@@ -426,7 +434,7 @@ def test_a_batch_on_a_queue_that_was_removed_and_made_again_is_one_on_the_new_qu
         other.push("orders", "new")
         new = other.pull("orders")
         items = [Delete("orders", old.receipt), Delete("orders", new.receipt)]
-        refused, deleted, pushed = one.batch([*items, Push("orders", b"x")])
+        refused, deleted, pushed = one.service.execute(Batch([*items, Push("orders", b"x")]))
         assert isinstance(refused, InvalidReceipt)
         assert deleted is True
         (left,) = other.peek("orders", 9)

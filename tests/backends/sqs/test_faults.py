@@ -17,6 +17,7 @@ import pytest
 import penstock
 from penstock.errors import (
     BackendLost,
+    BatchRefused,
     Overloaded,
     PenstockError,
     RequestError,
@@ -161,7 +162,7 @@ def test_an_endpoint_that_does_not_answer_is_an_error_after_the_timeout(proxy):
         proxy.fault = lambda action, body: "hang"
         began_s = time.monotonic()
         with pytest.raises(BackendLost, match="no answer within 1 s"):
-            queues.names()
+            queues.list()
         assert time.monotonic() - began_s < 25
 
 
@@ -172,7 +173,7 @@ def test_an_endpoint_that_cannot_be_reached_is_an_error_of_one_sentence():
             penstock.connect(f"sqs://us-east-1?endpoint={url}&timeout=10") as queues,
             pytest.raises(BackendLost, match=url) as caught,
         ):
-            queues.names()
+            queues.list()
     assert "\n" not in str(caught.value)
 
 
@@ -236,7 +237,9 @@ def test_a_batch_of_which_a_part_fails_has_a_result_for_each_item(queues, proxy)
         return None
 
     proxy.fault = fault
-    replies = queues.push_many("cut", map(str, range(25)), return_errors=True)
+    with pytest.raises(BatchRefused) as refused:
+        queues.push_many("cut", map(str, range(25)))
+    replies = refused.value.results
     assert [type(reply) for reply in replies[:10]] == [PushReply] * 10
     assert all(isinstance(reply, UnavailableError) for reply in replies[10:])
     assert queues.stats("cut").visible == 10

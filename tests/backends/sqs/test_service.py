@@ -13,6 +13,7 @@ import penstock.aio
 from penstock.backends.sqs.client import read_endpoint
 from penstock.backends.sqs.lacks import LACKS, WEAKER_AT_AMAZON
 from penstock.errors import (
+    BatchRefused,
     EngineClosed,
     InvalidField,
     InvalidReceipt,
@@ -25,7 +26,8 @@ from penstock.errors import (
     StaleReceipt,
     UnsupportedOperation,
 )
-from penstock.service import CreateQueue, Delete, Extend, Push, PushReply, Release, Stats
+from penstock.public import ClaimRef
+from penstock.service import Batch, CreateQueue, Delete, Extend, Push, PushReply, Release, Stats
 from penstock.testing.conformance import BEHAVIOURS
 from penstock.url import read_url
 from tests.server.conftest import until
@@ -103,18 +105,20 @@ def test_each_item_of_a_batch_has_its_own_reply_or_error(queues, name):
     queues.create(name, max_body_bytes=1_024, visibility_timeout=600)
     queues.push_many(name, ["a", "b", "c"])
     first, second, third = queues.pull_many(name, 3)
-    replies = queues.batch(
-        [
-            Push(name, b"x" * 1_025),
-            Push(name, b"x", priority=1),
-            Push(name, b"fine"),
-            Delete(name, first.receipt),
-            Delete(name, "no receipt at all"),
-            Extend(name, second.receipt, 60_000),
-            Extend(name, second.receipt, 0),
-            Release(name, third.receipt),
-            Release(name, third.receipt, 50_000_000),
-        ]
+    replies = queues.service.execute(
+        Batch(
+            [
+                Push(name, b"x" * 1_025),
+                Push(name, b"x", priority=1),
+                Push(name, b"fine"),
+                Delete(name, first.receipt),
+                Delete(name, "no receipt at all"),
+                Extend(name, second.receipt, 60_000),
+                Extend(name, second.receipt, 0),
+                Release(name, third.receipt),
+                Release(name, third.receipt, 50_000_000),
+            ]
+        )
     )
     assert [type(reply) for reply in replies] == [
         MessageTooLarge,
@@ -135,7 +139,7 @@ def test_a_fifo_batch_keeps_its_order_and_its_bad_items_do_not_stop_it(queues, n
     queue = f"{name}.fifo"
     queues.create(queue, fifo=True)
     pushes = [Push(queue, b"%d" % number, group="g") for number in range(12)]
-    replies = queues.batch([*pushes[:5], Push(queue, b"groupless"), *pushes[5:]])
+    replies = queues.service.execute(Batch([*pushes[:5], Push(queue, b"groupless"), *pushes[5:]]))
     assert isinstance(replies.pop(5), InvalidField)
     sequences = [reply.sequence for reply in replies]
     assert sequences == sorted(sequences)
@@ -166,8 +170,8 @@ def test_a_receipt_is_valid_in_another_client(queues, server, name):
     queues.push(name, "a")
     receipt = queues.pull(name).receipt
     with penstock.connect(f"sqs://us-east-1?endpoint={server.url}") as others:
-        assert others.extend(name, 60, receipt=receipt) > 0
-        assert others.delete(name, receipt=receipt) is True
+        assert others.extend(ClaimRef(name, receipt), 60) > 0
+        assert others.delete(ClaimRef(name, receipt)) is True
     assert queues.stats(name).messages == 0
 
 
@@ -209,9 +213,9 @@ def test_settings_are_attributes_and_annotations_are_tags(queues, sqs, name):
 
 def test_fractions_of_a_second_are_rounded_up(timed):
     timed.create("orders", visibility_timeout=1.2)
-    assert timed.describe("orders").settings.visibility_ms == 2_000
+    assert timed.describe("orders").settings.visibility_timeout == 2
     timed.push("orders", "a")
-    claim = timed.pull("orders", visibility=30.01)
+    claim = timed.pull("orders", visibility_timeout=30.01)
     assert claim.deadline_ms - claim.first_pulled_at_ms == 31_000
 
 
@@ -241,10 +245,10 @@ def test_names_are_listed_beyond_one_page_and_by_any_prefix(timed, local):
     for number in range(1_005):
         local.call(local.running.engine.submit, CreateQueue(f"n{number:04}"))
     timed.create("m.fifo", fifo=True)
-    assert len(timed.names(limit=5_000)) == 1_006
-    assert timed.names("n", after="n1001") == ["n1002", "n1003", "n1004"]
-    assert timed.names("m.fi") == ["m.fifo"]
-    assert timed.names("größe") == []
+    assert len(timed.list(limit=5_000)) == 1_006
+    assert timed.list("n", after="n1001") == ["n1002", "n1003", "n1004"]
+    assert timed.list("m.fi") == ["m.fifo"]
+    assert timed.list("größe") == []
 
 
 def test_a_queue_can_be_named_with_its_account(queues, server, name):
@@ -278,11 +282,11 @@ def test_the_claim_of_a_push_without_a_dedup_id_has_none(queues, name):
 
 def test_a_dedup_id_of_a_fifo_queue_holds_for_five_minutes(timed, local):
     timed.create("q.fifo")
-    first = timed.push("q.fifo", "a", group="g", dedup_id="42")
+    first = timed.push("q.fifo", "a", group="g", dedup_id="42").id
     local.clock.advance(seconds=299)
-    assert timed.push("q.fifo", "a", group="g", dedup_id="42") == first
+    assert timed.push("q.fifo", "a", group="g", dedup_id="42").id == first
     local.clock.advance(seconds=1)
-    assert timed.push("q.fifo", "a", group="g", dedup_id="42") != first
+    assert timed.push("q.fifo", "a", group="g", dedup_id="42").id != first
 
 
 def test_an_old_receipt_of_a_fifo_queue_is_refused(timed, local):
@@ -293,7 +297,9 @@ def test_an_old_receipt_of_a_fifo_queue_is_refused(timed, local):
     new = timed.pull("q.fifo")
     with pytest.raises(StaleReceipt):
         timed.delete(old)
-    assert isinstance(timed.delete_many([old], return_errors=True)[0], StaleReceipt)
+    with pytest.raises(BatchRefused) as refused:
+        timed.delete_many([old])
+    assert isinstance(refused.value.results[0], StaleReceipt)
     assert timed.delete(new) is True
 
 
@@ -321,14 +327,14 @@ def test_settings_that_sqs_does_not_support_are_refused_and_no_queue_is_created(
 ):
     with pytest.raises(RequestError, match=field):
         queues.create(name, **settings)
-    assert queues.names(name) == []
+    assert queues.list(name) == []
 
 
 def test_a_refused_queue_creates_no_dead_letter_queue(queues, name):
     queues.create(name, visibility_timeout=45)
     with pytest.raises(QueueExists, match="visibility_timeout"):
         queues.create(name, visibility_timeout=46, dead_letter=f"{name}-dead", max_receives=3)
-    assert queues.names(name) == [name]
+    assert queues.list(name) == [name]
 
 
 def test_a_standard_queue_with_a_fifo_name_is_refused(queues, name):
@@ -575,4 +581,4 @@ def test_a_created_dead_letter_queue_is_named_and_can_be_removed_by_force_only(q
         queues.remove(f"{name}-2")
     queues.remove(f"{name}-dead")
     queues.remove(f"{name}-2", force=True)
-    assert queues.names(name) == [name]
+    assert queues.list(name) == [name]

@@ -120,7 +120,7 @@ def test_a_store_in_memory_has_nobody_else_to_watch(process):
     done = process("tail", "orders", "--url", "memory:")
     assert done.status == 2
     assert "is opened for one process alone" in done.err
-    assert penstock.connect("memory:").names() == []
+    assert penstock.connect("memory:").list() == []
 
 
 def test_the_address_of_a_server_needs_no_scheme(process):

@@ -71,7 +71,7 @@ def test_a_full_queue_refuses_and_a_removal_ends_waiting_reads(port, rabbit, cli
     with connect("127.0.0.1", port) as other, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(other.get, name, 20)
         with penstock.connect(rabbit.url) as queues:
-            until(lambda: name in queues.names(name))
+            until(lambda: name in queues.list(name))
         client.remove(name)
         with pytest.raises((QueueDeleted, QueueNotFound)):
             waiting.result(60)

@@ -91,4 +91,4 @@ def test_a_page_of_another_site_sees_and_changes_nothing(browser, start_console,
     # Where the host is taken, the page came and was not shown in the frame.
     assert framed
     assert [each.body for each in server.queues.peek("orders")] == [b"kept"]
-    assert server.queues.names() == ["orders"]
+    assert server.queues.list() == ["orders"]

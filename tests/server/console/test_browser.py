@@ -205,7 +205,7 @@ def test_a_sign_in_opens_the_console_of_a_server_with_keys(browser, start_consol
 def test_a_server_that_is_read_only_offers_no_change(browser, start_console):
     server = start_console(host="0.0.0.0", insecure_without_keys=True, insecure_without_tls=True)
     server.queues.create("orders", dead_letter="dead", max_receives=1)
-    message_id = server.queues.push("dead", b"x")
+    message_id = server.queues.push("dead", b"x").id
     for place, ready in (
         ("#/", "tbody tr"),
         ("#/queue/dead", ".messages tbody tr"),

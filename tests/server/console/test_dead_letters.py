@@ -11,7 +11,7 @@ from tests.server.console.pages import EVIL, click, fill, show, until
 def letters(console, *pushes):
     """Makes dead letters of orders: each is pushed, pulled once and released."""
     console.queues.create("orders", dead_letter="orders-dead", max_receives=1)
-    ids = [console.queues.push("orders", body, attributes=given) for body, given in pushes]
+    ids = [console.queues.push("orders", body, attributes=given).id for body, given in pushes]
     for claim in console.queues.pull_many("orders", len(pushes)):
         console.queues.release(claim)
     return ids

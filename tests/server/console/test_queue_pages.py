@@ -70,7 +70,7 @@ def test_a_body_is_opened_below_its_row(page, console):
 
 def test_the_page_of_a_message_follows_what_happens_to_it(page, console):
     console.queues.create("orders")
-    message_id = console.queues.push("orders", b"x")
+    message_id = console.queues.push("orders", b"x").id
     show(page, console, f"#/message/orders/{message_id}")
     until(page, "document.querySelector('.actions .danger')")
     claim = console.queues.pull("orders", holder="worker mail-7 (pid 4121)")
@@ -107,7 +107,7 @@ def test_a_redrive_shows_how_far_it_is_and_can_be_stopped(page, console):
 def test_a_server_that_masks_shows_no_body_in_the_browser(browser, start_console):
     server = start_console(mask_messages=True)
     server.queues.create("orders")
-    message_id = server.queues.push("orders", b"a secret", attributes={"kind": "a secret"})
+    message_id = server.queues.push("orders", b"a secret", attributes={"kind": "a secret"}).id
     for place, shown in (
         ("#/queue/orders", ".c-body .soft"),
         (f"#/message/orders/{message_id}", ".body .soft"),
@@ -121,7 +121,7 @@ def test_hostile_texts_run_nothing(page, console):
     """Rows 24 and 29 of the scorecard: what others wrote is only ever text."""
     name = "evil-queue"
     console.queues.create(name)
-    message_id = console.queues.push(name, EVIL.encode(), attributes={EVIL: EVIL}, group=EVIL)
+    message_id = console.queues.push(name, EVIL.encode(), attributes={EVIL: EVIL}, group=EVIL).id
     claim = console.queues.pull(name, holder=EVIL)
     console.queues.release(claim)
     for place in (
@@ -155,7 +155,7 @@ def test_settings_are_edited_and_dangerous_things_asked_for(page, console):
     fill(page, "dialog .setting input", "90s")
     page.run("document.querySelector('dialog form').requestSubmit()")
     until(page, "document.querySelector('.settings dd').textContent.startsWith('1 m 30 s')")
-    assert console.queues.describe("orders").settings.visibility_ms == 90_000
+    assert console.queues.describe("orders").settings.visibility_timeout == 90
     click(page, "Purge")
     until(page, "document.querySelector('dialog[open] .danger').disabled")
     fill(page, "dialog[open] input", "orders")
@@ -187,7 +187,7 @@ def test_a_page_at_a_million_messages_comes_at_once(page, console):
     console.queues.create("large")
     for _ in range(100):
         console.queues.push_many("large", [b"x"] * 10_000)
-    last = console.queues.push("large", b"the last one")
+    last = console.queues.push("large", b"the last one").id
     show(page, console, "#/queue/large")
     until(page, "document.querySelectorAll('.messages tbody tr').length === 50")
     # As far into the queue as one can be.

@@ -86,7 +86,7 @@ def test_a_server_with_a_token_accepts_only_clients_that_send_it(serve, tmp_path
     wrong.write_text(TOKEN[:-1] + "x")
     url = f"penstock://127.0.0.1:{server.port}"
     with penstock.connect(f"{url}?token_file={known}") as queues:
-        assert queues.names() == []
+        assert queues.list() == []
     for refused in (url, f"{url}?token_file={wrong}"):
         with pytest.raises(ProtocolError, match="missing or wrong"):
             penstock.connect(refused)

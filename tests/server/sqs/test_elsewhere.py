@@ -149,7 +149,7 @@ def test_the_messages_of_a_mirrored_store_are_sent_received_and_mirrored(tmp_pat
             assert message["Body"] == "first"
             client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
             with penstock.connect(f"file:{mirror}") as mirrored:
-                until(lambda: "orders" in mirrored.names())
+                until(lambda: "orders" in mirrored.list())
                 until(lambda: [each.body for each in mirrored.peek("orders", 5)] == [b"second"])
     finally:
         end_daemon(primary)

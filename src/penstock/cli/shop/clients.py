@@ -136,7 +136,7 @@ class StoreClient:
     def _ask(request: Any) -> Any:
         try:
             return request()
-        except (UnavailableError, penstock.ProtocolError) as error:
+        except (UnavailableError, penstock.errors.ProtocolError) as error:
             raise NotAnswered(str(error)) from None
 
 

@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 import penstock.errors
-from penstock.client import to_ms
 from penstock.errors import PenstockError
+from penstock.public import to_ms
 from penstock.service import check_name, check_number
 from penstock.tasks.app import TaskApp
 from penstock.tasks.errors import TaskError
@@ -41,9 +41,9 @@ class WorkerOptions(msgspec.Struct, frozen=True):
         """Raises InvalidField or TaskError."""
         check_number("threads", self.threads, 1, THREADS_MAX)
         check_number("coroutines", self.coroutines, 1, COROUTINES_MAX)
-        to_ms("visibility", self.visibility_ms / 1_000)
+        to_ms("visibility_timeout", self.visibility_ms / 1_000)
         if self.visibility_ms < 1_000:
-            raise TaskError("visibility: a worker needs claims that last at least 1 s")
+            raise TaskError("visibility_timeout: a worker needs claims that last at least 1 s")
         if self.max_tasks is not None:
             check_number("max_tasks", self.max_tasks, 1, 2**63 - 1)
         for queue in self.queues:

@@ -14,7 +14,7 @@ from penstock.errors import (
     StaleReceipt,
 )
 from penstock.service import Delete, Extend, Push, PushReply, Release
-from penstock.testing.conformance.seam import Contract, behaviour
+from penstock.testing.conformance.seam import Contract, behaviour, refused_of
 
 
 class BatchContract(Contract):
@@ -33,7 +33,7 @@ class BatchContract(Contract):
     @behaviour("batches")
     def test_an_item_that_is_refused_does_not_affect_the_others(self) -> None:
         queue = self.queue(max_body_bytes=2_000)
-        replies = self.store.push_many(queue, [b"a", b"x" * 2_001, b"c"], return_errors=True)
+        replies = refused_of(self.store.push_many, queue, [b"a", b"x" * 2_001, b"c"])
         assert isinstance(replies[1], MessageTooLarge)
         assert [type(reply) for reply in (replies[0], replies[2])] == [PushReply, PushReply]
         assert self.drain(queue) == ["a", "c"]
@@ -62,7 +62,7 @@ class BatchContract(Contract):
     @behaviour("batches", "capacity by messages")
     def test_a_batch_fills_a_queue_to_its_limit_and_not_beyond(self) -> None:
         queue = self.queue(max_messages=2)
-        replies = self.store.push_many(queue, ["a", "b", "c", "d"], return_errors=True)
+        replies = refused_of(self.store.push_many, queue, ["a", "b", "c", "d"])
         kinds = [type(reply) for reply in replies]
         assert kinds == [PushReply, PushReply, QueueFull, QueueFull]
         assert self.drain(queue) == ["a", "b"]
@@ -74,7 +74,7 @@ class BatchContract(Contract):
         claims = self.store.pull_many(queue, 4)
         self.store.delete(claims[1])
         self.store.release(claims[2])
-        replies = self.store.delete_many(claims, return_errors=True)
+        replies = refused_of(self.store.delete_many, claims)
         assert [replies[0], replies[1], replies[3]] == [True, False, True]
         assert isinstance(replies[2], StaleReceipt)
         assert self.drain(queue) == ["c"]
@@ -84,7 +84,7 @@ class BatchContract(Contract):
         one, two = self.queue(), self.queue()
         self.push_all(one, "a", "b", "c")
         first, second, third = self.store.pull_many(one, 3)
-        replies = self.store.batch(
+        replies = self.batch(
             [
                 Push(two, b"x"),
                 Delete(one, first.receipt),

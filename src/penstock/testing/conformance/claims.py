@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.errors import AttemptLapsed, InFlightLimit, StaleReceipt
+from penstock.public import ClaimRef
 from penstock.service import Claim
 from penstock.testing.conformance.seam import Contract, behaviour
 
@@ -14,7 +15,7 @@ class ClaimContract(Contract):
     def test_a_deleted_message_never_comes_back(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
-        claim = self.claim(queue, visibility=self.seconds(5))
+        claim = self.claim(queue, visibility_timeout=self.seconds(5))
         assert self.store.delete(claim) is True
         self.pass_time(6)
         assert self.is_empty(queue)
@@ -33,14 +34,14 @@ class ClaimContract(Contract):
         queue = self.queue()
         self.push_all(queue, "a")
         claim = self.claim(queue)
-        assert self.store.delete(queue, receipt=claim.receipt) is True
+        assert self.store.delete(ClaimRef(queue, claim.receipt)) is True
         assert self.is_empty(queue)
 
     @behaviour("timeout", "receipts", "ended claims")
     def test_a_claim_that_ran_out_cannot_delete_extend_or_release(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
-        claim = self.claim(queue, visibility=self.seconds(5))
+        claim = self.claim(queue, visibility_timeout=self.seconds(5))
         self.pass_time(5)
         self.refuses_all_with(claim)
         assert self.drain(queue) == ["a"]
@@ -49,7 +50,7 @@ class ClaimContract(Contract):
     def test_a_receipt_from_before_a_timeout_changes_nothing_after_the_next_claim(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
-        old = self.claim(queue, visibility=self.seconds(5))
+        old = self.claim(queue, visibility_timeout=self.seconds(5))
         self.pass_time(5)
         new = self.claim(queue)
         assert (new.id, new.epoch, new.receives) == (old.id, old.epoch + 1, 2)
@@ -130,7 +131,7 @@ class ClaimContract(Contract):
     def test_a_pull_may_have_a_visibility_of_its_own(self) -> None:
         queue = self.queue(visibility_timeout=self.seconds(100))
         self.push_all(queue, "a", "b")
-        self.claim(queue, visibility=self.seconds(5))
+        self.claim(queue, visibility_timeout=self.seconds(5))
         self.claim(queue)
         self.pass_time(5)
         assert self.drain(queue) == ["a"]
@@ -139,7 +140,7 @@ class ClaimContract(Contract):
     def test_extending_keeps_a_claim_past_its_first_deadline(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
-        claim = self.claim(queue, visibility=self.seconds(10))
+        claim = self.claim(queue, visibility_timeout=self.seconds(10))
         self.pass_time(6)
         assert self.store.extend(claim, self.seconds(20)) > claim.deadline_ms
         self.pass_time(6)
@@ -150,7 +151,7 @@ class ClaimContract(Contract):
     def test_an_extended_claim_ends_at_its_new_deadline(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
-        claim = self.claim(queue, visibility=self.seconds(60))
+        claim = self.claim(queue, visibility_timeout=self.seconds(60))
         self.store.extend(claim, self.seconds(10))
         self.pass_time(8)
         assert self.store.pull(queue) is None
@@ -180,7 +181,7 @@ class ClaimContract(Contract):
     def test_a_claim_with_no_visibility_is_over_at_once(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a", "b")
-        first = self.store.pull_many(queue, 5, visibility=0)
+        first = self.store.pull_many(queue, 5, visibility_timeout=0)
         assert [claim.body for claim in first] == [b"a", b"b"]
         assert self.claim(queue).receives == 2
 
@@ -188,7 +189,7 @@ class ClaimContract(Contract):
     def test_a_claim_with_no_visibility_cannot_delete(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
-        claim = self.claim(queue, visibility=0)
+        claim = self.claim(queue, visibility_timeout=0)
         with self.refused("receipt", StaleReceipt):
             self.store.delete(claim)
         assert self.drain(queue) == ["a"]
@@ -197,7 +198,7 @@ class ClaimContract(Contract):
     def test_a_claim_may_last_for_less_than_a_second(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
-        self.claim(queue, visibility=0.25)
+        self.claim(queue, visibility_timeout=0.25)
         self.pass_time(0.25 / self.seconds(1))
         assert self.drain(queue) == ["a"]
 
@@ -248,7 +249,7 @@ class ClaimContract(Contract):
     def test_an_attempt_whose_claims_ran_out_has_lapsed(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a", "b")
-        self.store.pull_many(queue, 1, attempt_id="x", visibility=self.seconds(5))
+        self.store.pull_many(queue, 1, attempt_id="x", visibility_timeout=self.seconds(5))
         self.pass_time(5)
         with self.refused("attempt_id", AttemptLapsed):
             self.store.pull_many(queue, 1, attempt_id="x")
@@ -269,7 +270,7 @@ class ClaimContract(Contract):
     def test_a_repeated_attempt_shows_the_deadline_that_extending_gave(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
-        first = self.claim(queue, attempt_id="x", visibility=self.seconds(10))
+        first = self.claim(queue, attempt_id="x", visibility_timeout=self.seconds(10))
         deadline_ms = self.store.extend(first, self.seconds(60))
         again = self.claim(queue, attempt_id="x")
         assert (again.receipt, again.deadline_ms) == (first.receipt, deadline_ms)

@@ -12,7 +12,7 @@ class ContentContract(Contract):
     def test_a_claim_shows_what_was_pushed(self) -> None:
         queue = self.queue()
         body = bytes(range(256))
-        message_id = self.store.push(queue, body)
+        message_id = self.store.push(queue, body).id
         claim = self.claim(queue)
         assert (claim.id, claim.queue, claim.body) == (message_id, queue, body)
         assert (claim.receives, claim.epoch, claim.source) == (1, 1, None)
@@ -64,9 +64,9 @@ class ContentContract(Contract):
     @behaviour("dedup")
     def test_the_same_dedup_id_gives_the_first_id_and_enqueues_nothing(self) -> None:
         queue = self.queue()
-        first = self.store.push(queue, "one", dedup_id="42")
-        assert self.store.push(queue, "two", dedup_id="42") == first
-        other = self.store.push(queue, "three", dedup_id="43")
+        first = self.store.push(queue, "one", dedup_id="42").id
+        assert self.store.push(queue, "two", dedup_id="42").id == first
+        other = self.store.push(queue, "three", dedup_id="43").id
         assert other != first
         assert self.drain(queue) == ["one", "three"]
 
@@ -74,7 +74,7 @@ class ContentContract(Contract):
     def test_a_push_in_a_batch_says_whether_it_was_a_duplicate(self) -> None:
         queue = self.queue()
         items = [Push(queue, b"x", dedup_id="same"), Push(queue, b"y", dedup_id="same")]
-        first, second = self.store.batch(items)
+        first, second = self.batch(items)
         assert (first.duplicate, second.duplicate) == (False, True)
         assert first.id == second.id
         assert self.drain(queue) == ["x"]
@@ -82,9 +82,9 @@ class ContentContract(Contract):
     @behaviour("dedup")
     def test_a_dedup_id_is_kept_after_its_message_was_deleted(self) -> None:
         queue = self.queue()
-        first = self.store.push(queue, "one", dedup_id="42")
+        first = self.store.push(queue, "one", dedup_id="42").id
         self.store.delete(self.claim(queue))
-        assert self.store.push(queue, "one", dedup_id="42") == first
+        assert self.store.push(queue, "one", dedup_id="42").id == first
         assert self.is_empty(queue)
 
     @behaviour("dedup")
@@ -97,22 +97,22 @@ class ContentContract(Contract):
     @behaviour("dedup window")
     def test_a_dedup_id_holds_for_five_minutes_and_no_longer(self) -> None:
         queue = self.queue()
-        first = self.store.push(queue, "one", dedup_id="42")
+        first = self.store.push(queue, "one", dedup_id="42").id
         self.pass_time(299 / self.seconds(1))
-        assert self.store.push(queue, "two", dedup_id="42") == first
+        assert self.store.push(queue, "two", dedup_id="42").id == first
         self.pass_time(1 / self.seconds(1))
-        again = self.store.push(queue, "three", dedup_id="42")
+        again = self.store.push(queue, "three", dedup_id="42").id
         assert again != first
         # The window begins again with the new message of this id.
         self.pass_time(299 / self.seconds(1))
-        assert self.store.push(queue, "four", dedup_id="42") == again
+        assert self.store.push(queue, "four", dedup_id="42").id == again
         assert self.drain(queue) == ["one", "three"]
 
     @behaviour("dedup by content")
     def test_a_queue_can_recognise_duplicates_by_their_bodies(self) -> None:
         queue = self.queue(dedup_by_content=True)
-        first = self.store.push(queue, "same")
-        assert self.store.push(queue, "same", attributes={"other": "yes"}) == first
+        first = self.store.push(queue, "same").id
+        assert self.store.push(queue, "same", attributes={"other": "yes"}).id == first
         self.store.push(queue, "different")
         self.store.push(queue, "same", dedup_id="an id counts instead of the body")
         assert self.drain(queue) == ["same", "different", "same"]
@@ -170,7 +170,7 @@ class ContentContract(Contract):
         queue = self.queue()
         self.push_all(queue, "released", "timed out", ttl=self.seconds(10))
         released = self.claim(queue)
-        self.claim(queue, visibility=self.seconds(14))
+        self.claim(queue, visibility_timeout=self.seconds(14))
         self.pass_time(12)
         self.store.release(released)
         assert self.counts(queue) == (0, 0, 1)
@@ -255,8 +255,8 @@ class ContentContract(Contract):
     @behaviour("capacity by messages", "dedup")
     def test_a_duplicate_is_not_refused_by_a_full_queue(self) -> None:
         queue = self.queue(max_messages=1)
-        first = self.store.push(queue, "a", dedup_id="42")
-        assert self.store.push(queue, "a", dedup_id="42") == first
+        first = self.store.push(queue, "a", dedup_id="42").id
+        assert self.store.push(queue, "a", dedup_id="42").id == first
 
     @behaviour("capacity by messages", "ttl")
     def test_a_full_queue_has_room_again_when_a_message_expires(self) -> None:

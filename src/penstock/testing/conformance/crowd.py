@@ -70,7 +70,7 @@ def produce(queues: Queues, queue: str, ledger: Ledger, producer: int, groups: b
     """Pushes its part of the messages, one by one and in batches."""
     group = f"g{producer}" if groups else None
     for number in range(MESSAGES_EACH // 4):
-        ledger.push(queues.push(queue, f"{producer}/{number}", group=group))
+        ledger.push(queues.push(queue, f"{producer}/{number}", group=group).id)
         bodies = [f"{producer}/{number}/{part}" for part in range(3)]
         for reply in queues.push_many(queue, bodies, group=group):
             ledger.push(reply.id)
@@ -132,7 +132,7 @@ class CrowdContract(Contract):
 
         def push() -> None:
             start.wait(TIMEOUT_S)
-            ids.extend(self.store.push(queue, "x", dedup_id=f"{n}") for n in range(20))
+            ids.extend(self.store.push(queue, "x", dedup_id=f"{n}").id for n in range(20))
 
         threads = [threading.Thread(target=push, daemon=True) for _ in range(CONSUMERS)]
         for thread in threads:

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock.errors import RequestError, UnavailableError
+from penstock.public import ClaimRef
 from penstock.testing.conformance.seam import TIMEOUT_S, Contract, behaviour
 
 
@@ -73,7 +74,7 @@ class DeadLetterContract(Contract):
     @behaviour("dead letters", "dead-letter id")
     def test_a_dead_letter_keeps_its_id_and_content_and_has_its_source(self) -> None:
         queue, dead = self.queue_and_dead(1)
-        message_id = self.store.push(queue, "a", attributes={"kind": "test"})
+        message_id = self.store.push(queue, "a", attributes={"kind": "test"}).id
         self.store.release(self.claim(queue))
         claim = self.claim(dead)
         assert (claim.id, claim.source) == (message_id, queue)
@@ -110,7 +111,7 @@ class DeadLetterContract(Contract):
         other = self.queue(fifo=True, dead_letter=dead, max_receives=1)
         ids = []
         for each in (queue, other):
-            ids.append(self.store.push(each, "a", group="g", dedup_id="same"))
+            ids.append(self.store.push(each, "a", group="g", dedup_id="same").id)
             self.store.release(self.claim(each))
         found = [self.claim(dead)]
         self.store.delete(found[0])
@@ -135,7 +136,7 @@ class DeadLetterContract(Contract):
         with self.refused("receipt"):
             self.store.extend(old, 60)
         with self.refused("receipt"):
-            self.store.delete(dead, receipt=old.receipt)
+            self.store.delete(ClaimRef(dead, old.receipt))
         assert self.store.delete(self.claim(dead)) is True
 
     @behaviour("dead letters", "dead-letter creation")

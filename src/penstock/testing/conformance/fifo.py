@@ -78,7 +78,7 @@ class FifoContract(Contract):
     def test_the_messages_of_a_group_are_pulled_in_order_again_after_a_timeout(self) -> None:
         queue = self.queue(fifo=True)
         self.fill(queue, "a1", "a2", "a3")
-        self.store.pull_many(queue, 2, visibility=self.seconds(10))
+        self.store.pull_many(queue, 2, visibility_timeout=self.seconds(10))
         self.pass_time(10)
         assert self.consume(queue) == ["a1", "a2", "a3"]
 
@@ -151,27 +151,27 @@ class FifoContract(Contract):
     @behaviour("fifo", "fifo dedup")
     def test_a_dedup_id_counts_for_all_groups_of_a_queue(self) -> None:
         queue = self.queue(fifo=True)
-        first = self.store.push(queue, "a1", group="a", dedup_id="42")
-        assert self.store.push(queue, "b1", group="b", dedup_id="42") == first
+        first = self.store.push(queue, "a1", group="a", dedup_id="42").id
+        assert self.store.push(queue, "b1", group="b", dedup_id="42").id == first
         self.store.delete(self.claim(queue))
-        assert self.store.push(queue, "a1", group="a", dedup_id="42") == first
+        assert self.store.push(queue, "a1", group="a", dedup_id="42").id == first
         assert self.is_empty(queue)
 
     @behaviour("fifo", "fifo dedup")
     def test_a_fifo_queue_can_recognise_duplicates_by_their_bodies(self) -> None:
         queue = self.queue(fifo=True, dedup_by_content=True)
-        first = self.store.push(queue, "same", group="a")
-        assert self.store.push(queue, "same", group="b") == first
+        first = self.store.push(queue, "same", group="a").id
+        assert self.store.push(queue, "same", group="b").id == first
         self.store.push(queue, "other", group="a")
         assert self.consume(queue) == ["same", "other"]
 
     @behaviour("fifo", "dedup per group")
     def test_dedup_ids_can_be_kept_apart_by_group(self) -> None:
         queue = self.queue(fifo=True, dedup_per_group=True)
-        first = self.store.push(queue, "a1", group="a", dedup_id="42")
-        other = self.store.push(queue, "b1", group="b", dedup_id="42")
+        first = self.store.push(queue, "a1", group="a", dedup_id="42").id
+        other = self.store.push(queue, "b1", group="b", dedup_id="42").id
         assert other != first
-        assert self.store.push(queue, "a2", group="a", dedup_id="42") == first
+        assert self.store.push(queue, "a2", group="a", dedup_id="42").id == first
         assert self.consume(queue) == ["a1", "b1"]
 
     @behaviour("fifo", "dead letters", "release")

@@ -14,8 +14,9 @@ from penstock.errors import (
     QueueNotFound,
     RequestError,
 )
+from penstock.public import ClaimRef
 from penstock.service import Claim
-from penstock.testing.conformance.seam import Contract, behaviour
+from penstock.testing.conformance.seam import Contract, behaviour, refused_of
 
 BAD_NAMES: Final[list[Any]] = [
     "",
@@ -66,7 +67,7 @@ SECONDS: Final[dict[str, Callable[[Contract, str, Claim, Any], object]]] = {
     "push delay": lambda c, q, _, bad: c.store.push(q, "x", delay=bad),
     "push ttl": lambda c, q, _, bad: c.store.push(q, "x", ttl=bad),
     "pull wait": lambda c, q, _, bad: c.store.pull(q, wait=bad),
-    "pull visibility": lambda c, q, _, bad: c.store.pull(q, visibility=bad),
+    "pull visibility": lambda c, q, _, bad: c.store.pull(q, visibility_timeout=bad),
     "release delay": lambda c, q, claim, bad: c.store.release(claim, delay=bad),
     "create visibility": lambda c, q, _, bad: c.store.create(c.absent(), visibility_timeout=bad),
     "create delay": lambda c, q, _, bad: c.store.create(c.absent(), delay=bad),
@@ -78,7 +79,7 @@ NUMBERS: Final[dict[str, Callable[[Contract, str, Claim, Any], object]]] = {
     "push priority": lambda c, q, _, bad: c.store.push(q, "x", priority=bad),
     "pull limit": lambda c, q, _, bad: c.store.pull_many(q, bad),
     "peek limit": lambda c, q, _, bad: c.store.peek(q, bad),
-    "names limit": lambda c, q, _, bad: c.store.names(limit=bad),
+    "list limit": lambda c, q, _, bad: c.store.list(limit=bad),
     "create messages": lambda c, q, _, bad: c.store.create(c.absent(), max_messages=bad),
     "create bytes": lambda c, q, _, bad: c.store.create(c.absent(), max_bytes=bad),
     "create in_flight": lambda c, q, _, bad: c.store.create(c.absent(), max_in_flight=bad),
@@ -116,9 +117,9 @@ class InputContract(Contract):
             lambda: queues.describe(name),
             lambda: queues.push(name, "x"),
             lambda: queues.pull(name),
-            lambda: queues.delete(name, receipt=claim.receipt),
-            lambda: queues.extend(name, 5, receipt=claim.receipt),
-            lambda: queues.release(name, receipt=claim.receipt),
+            lambda: queues.delete(ClaimRef(name, claim.receipt)),
+            lambda: queues.extend(ClaimRef(name, claim.receipt), 5),
+            lambda: queues.release(ClaimRef(name, claim.receipt)),
             lambda: queues.peek(name),
             lambda: queues.stats(name),
             lambda: queues.purge(name),
@@ -144,9 +145,9 @@ class InputContract(Contract):
             lambda name: queues.push(name, "x"),
             queues.pull,
             queues.pull_many,
-            lambda name: queues.delete(name, receipt=claim.receipt),
-            lambda name: queues.extend(name, 5, receipt=claim.receipt),
-            lambda name: queues.release(name, receipt=claim.receipt),
+            lambda name: queues.delete(ClaimRef(name, claim.receipt)),
+            lambda name: queues.extend(ClaimRef(name, claim.receipt), 5),
+            lambda name: queues.release(ClaimRef(name, claim.receipt)),
             queues.peek,
             queues.stats,
             queues.purge,
@@ -169,7 +170,7 @@ class InputContract(Contract):
     def test_a_bad_number_of_seconds_for_extend_is_refused(self) -> None:
         _, claim = self.stocked()
         for bad in [*BAD_SECONDS, 0, None]:
-            with self.refused("seconds|visibility", InvalidField):
+            with self.refused("duration|visibility", InvalidField):
                 self.store.extend(claim, bad)
         assert self.store.delete(claim) is True
 
@@ -281,9 +282,9 @@ class InputContract(Contract):
     def test_names_refuses_a_prefix_that_is_not_text(self) -> None:
         for bad in (7, None, b"x", ["x"]):
             with self.refused("prefix", InvalidField):
-                self.store.names(bad)  # type: ignore[arg-type]
+                self.store.list(bad)  # type: ignore[arg-type]
             with self.refused("after", InvalidField):
-                self.store.names(after=bad)  # type: ignore[arg-type]
+                self.store.list(after=bad)  # type: ignore[arg-type]
 
     @behaviour("bad input")
     @pytest.mark.parametrize(
@@ -321,15 +322,15 @@ class InputContract(Contract):
     def refuses_receipt(self, queue: str, receipt: Any) -> None:
         """Tries the receipt with each verb that takes one."""
         with self.refused("receipt", InvalidReceipt):
-            self.store.delete(queue, receipt=receipt)
+            self.store.delete(ClaimRef(queue, receipt))
         with self.refused("receipt", InvalidReceipt):
-            self.store.extend(queue, 60, receipt=receipt)
+            self.store.extend(ClaimRef(queue, receipt), 60)
         with self.refused("receipt", InvalidReceipt):
-            self.store.release(queue, receipt=receipt)
+            self.store.release(ClaimRef(queue, receipt))
 
     @behaviour("bad input")
     def test_a_value_that_is_not_a_claim_is_refused(self) -> None:
-        for bad in (None, 7, "a queue without a receipt"):
+        for bad in (None, 7, "a receipt without a queue", ("a queue", "a receipt")):
             with self.refused("claim", RequestError):
                 self.store.delete(bad)  # type: ignore[arg-type]
             with self.refused("claim", RequestError):
@@ -351,7 +352,7 @@ class InputContract(Contract):
         bodies: list[Any] = ["good", None, 7, "\ud800"]
         with pytest.raises(InvalidField, match="body"):
             self.store.push_many(queue, bodies)
-        replies = self.store.push_many(queue, bodies[:3], return_errors=True)
+        replies = refused_of(self.store.push_many, queue, bodies[:3])
         assert [isinstance(reply, InvalidField) for reply in replies] == [False, True, True]
-        assert self.store.batch([claim, 7, None])[0].__class__ is InvalidField  # type: ignore[list-item]
+        assert self.batch([claim, 7, None])[0].__class__ is InvalidField  # type: ignore[list-item]
         assert self.drain(queue) == ["waiting", "more", "good"]

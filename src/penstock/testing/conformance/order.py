@@ -1,6 +1,7 @@
 """The contract on order: arrival, priority, the head, fair groups, and peek."""
 
 from penstock.errors import InvalidField
+from penstock.public import ClaimRef
 from penstock.service import Delete, PeekFrom, PeekIds, PullIds, RedriveIds, ReturnIds
 from penstock.testing.conformance.seam import Contract, behaviour
 
@@ -143,7 +144,7 @@ class OrderContract(Contract):
     def test_timed_out_messages_return_to_their_places_at_the_head(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a", "b", "c", "d")
-        self.store.pull_many(queue, 3, visibility=self.seconds(10))
+        self.store.pull_many(queue, 3, visibility_timeout=self.seconds(10))
         self.push_all(queue, "e")
         self.pass_time(10)
         assert self.drain(queue) == ["a", "b", "c", "d", "e"]
@@ -153,7 +154,7 @@ class OrderContract(Contract):
         queue = self.queue()
         self.push_all(queue, "a", "b", "c")
         for visibility in (15, 10, 5):
-            self.claim(queue, visibility=self.seconds(visibility))
+            self.claim(queue, visibility_timeout=self.seconds(visibility))
         self.pass_time(15)
         assert self.drain(queue) == ["a", "b", "c"]
 
@@ -258,7 +259,7 @@ class OrderContract(Contract):
         assert [(claim.body, claim.receives) for claim in claims] == [(b"4", 1), (b"2", 1)]
         assert execute(PullIds(queue, ids[2:3])) == []
         execute(Delete(queue, claims[0].receipt))
-        self.store.release(queue, receipt=claims[1].receipt)
+        self.store.release(ClaimRef(queue, claims[1].receipt))
         assert [claim.body for claim in self.store.pull_many(queue, 10)] == [
             b"0",
             b"1",
@@ -270,7 +271,7 @@ class OrderContract(Contract):
     @behaviour("by id", "fifo")
     def test_of_a_fifo_group_only_the_next_message_is_claimed_by_its_id(self) -> None:
         queue = self.queue(fifo=True)
-        ids = [self.store.push(queue, str(n), group="g", dedup_id=str(n)) for n in range(3)]
+        ids = [self.store.push(queue, str(n), group="g", dedup_id=str(n)).id for n in range(3)]
         execute = self.store._execute
         assert execute(PullIds(queue, ids[1:])) == []
         assert [claim.id for claim in execute(PullIds(queue, ids))] == ids[:1]
@@ -279,7 +280,7 @@ class OrderContract(Contract):
     def test_messages_are_returned_by_their_ids_whoever_holds_them(self) -> None:
         queue = self.queue()
         ids = self.push_all(queue, "a", "b")
-        later = self.store.push(queue, "c", delay=300)
+        later = self.store.push(queue, "c", delay=300).id
         claim = self.claim(queue)
         execute = self.store._execute
         assert execute(ReturnIds(queue, [*ids, later])) == 2

@@ -5,7 +5,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Final, TypeVar, cast
@@ -14,8 +14,8 @@ import pytest
 
 from penstock.client import Queues
 from penstock.clock import ManualClock
-from penstock.errors import QueueNotFound, RequestError
-from penstock.service import Claim, Message, State
+from penstock.errors import BatchRefused, QueueNotFound, RequestError
+from penstock.service import Batch, BatchItem, Claim, Message, State
 
 # How long a test waits for another thread before it fails: longer than any wait on a busy machine.
 TIMEOUT_S: Final = 40.0
@@ -108,6 +108,13 @@ def behaviour(*keys: str) -> Callable[[Test], Test]:
         return cast("Test", run)
 
     return mark
+
+
+def refused_of(call: Callable[..., Sequence[Any]], *arguments: Any) -> Sequence[Any]:
+    """The reply or error of each item of a call of which some items are refused."""
+    with pytest.raises(BatchRefused) as refused:
+        call(*arguments)
+    return refused.value.results
 
 
 class Contract:
@@ -225,9 +232,13 @@ class Contract:
             self._slept_s += real_s
             time.sleep(real_s)
 
+    def batch(self, items: Sequence[BatchItem]) -> list[Any]:
+        """Executes several commands in one append; the reply to each, or its error."""
+        return self.store._execute(Batch([*items]))
+
     def push_all(self, queue: str, *bodies: str, **options: Any) -> list[str]:
         """Pushes each body; returns the ids."""
-        return [self.store.push(queue, body, **options) for body in bodies]
+        return [self.store.push(queue, body, **options).id for body in bodies]
 
     def claim(self, queue: str, **options: Any) -> Claim:
         """Pulls a message; fails if there is none."""

@@ -19,7 +19,7 @@ class WaitingContract(Contract):
     def test_a_waiting_pull_wakes_on_a_push(self) -> None:
         queue = self.queue()
         pull = self.pulling(queue, wait=self.seconds(1_000))
-        message_id = self.store.push(queue, "a")
+        message_id = self.store.push(queue, "a").id
         claim = pull.result(TIMEOUT_S)
         assert claim is not None
         assert claim.id == message_id
@@ -88,7 +88,7 @@ class WaitingContract(Contract):
     def test_a_waiting_pull_wakes_when_a_claim_ends(self) -> None:
         queue = self.queue()
         self.push_all(queue, "a")
-        held = self.claim(queue, visibility=self.seconds(5))
+        held = self.claim(queue, visibility_timeout=self.seconds(5))
         pull = self.pulling(queue, wait=self.seconds(1_000))
         self.pass_time(5)
         claim = pull.result(TIMEOUT_S)
@@ -171,7 +171,7 @@ class WaitingContract(Contract):
     def test_a_pull_waiting_on_a_dead_letter_queue_wakes_when_a_message_is_moved(self) -> None:
         dead = self.queue()
         queue = self.queue(dead_letter=dead, max_receives=1)
-        message_id = self.store.push(queue, "a")
+        message_id = self.store.push(queue, "a").id
         pull = self.pulling(dead, wait=self.seconds(1_000))
         self.store.release(self.claim(queue))
         claim = pull.result(TIMEOUT_S)
