@@ -52,9 +52,10 @@ from tests.spark.lakes import (
 
 pytestmark = [pytest.mark.service("default-jre-headless"), pytest.mark.timeout(600)]
 GOLDEN = Path(__file__).parents[1] / "golden" / "lakes"
-# For a seed that differs from run to run.
+# For a seed that differs from run to run, in parts as many as those of LIVES need be.
 FEW_LIVES = 40
-BITS = 5
+FEW_BITS = 4
+BITS = 6
 PART = 1 << BITS
 
 
@@ -64,12 +65,14 @@ def small_parts(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seed", "lives"), [*((seed, LIVES) for seed in range(8 if FULL else 1)), (SEED, FEW_LIVES)]
+    ("seed", "lives", "bits"),
+    [*((seed, LIVES, BITS) for seed in range(8 if FULL else 1)), (SEED, FEW_LIVES, FEW_BITS)],
 )
 def test_a_journal_cut_into_runs_gives_the_tables_and_findings_of_all_of_it(
-    spark, tmp_path, monkeypatch, seed, lives
+    spark, tmp_path, monkeypatch, seed, lives, bits
 ):
     """Shards advance at their own pace, one comes late; some runs are killed before a commit."""
+    monkeypatch.setattr(queries, "PART_BITS", bits)
     rng = random.Random(seed)
     lake = Lake.open(tmp_path / "lake", create=True)
     journals = [journal(10 * seed + n, f"{n:032x}", n, lives, changes=n == 1) for n in range(2)]
@@ -106,7 +109,7 @@ def test_a_journal_cut_into_runs_gives_the_tables_and_findings_of_all_of_it(
         assert rows_of(whole, each) == grown[each.name], each.name
     assert kept_findings(whole) == found
     assert (expected.events, expected.counts) == (verdict.events, verdict.counts)
-    assert expected.parts == expected.judged_parts >= 2 * math.ceil(lives / PART)
+    assert expected.parts == expected.judged_parts >= 2 * math.ceil(lives / (1 << bits))
     # With nothing new nothing is judged, and no table changes.
     versions = [version_of(table_of(lake, each)) for each in (*TABLES, FINDINGS, BALANCES)]
     assert update(no_spark, lake) == Updated()
@@ -161,7 +164,7 @@ def test_tables_are_right_when_parts_are_made_some_at_a_time(spark, tmp_path, mo
     update(lambda: spark, lake)
     made = {each.name: rows_of(lake, each) for each in TABLES}
     assert any("True" in row for row in made["messages"])
-    monkeypatch.setattr(updating, "PARTS_AT_ONCE", 3)
+    monkeypatch.setattr(updating, "PARTS_AT_ONCE", 2)
     load = queries.load_query
 
     def none_is_regular(name):

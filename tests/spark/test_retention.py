@@ -115,9 +115,8 @@ def test_an_event_of_a_message_whose_events_were_dropped_is_found(spark, tmp_pat
     assert found.detail == "Deleted by claim 1 of a message that was gone"
 
 
-@pytest.mark.parametrize("killed_at", ["messages", "events"])
-def test_a_retention_that_is_killed_is_completed_and_changes_no_table(
-    spark, tmp_path, monkeypatch, killed_at
+def test_a_retention_that_is_refused_or_killed_is_completed_and_changes_no_table(
+    spark, tmp_path, monkeypatch
 ):
     lake = Lake.open(tmp_path / "lake", create=True)
     events = journal(3)
@@ -125,22 +124,26 @@ def test_a_retention_that_is_killed_is_completed_and_changes_no_table(
     add_events(spark, lake, first)
     expected = audit(lambda: spark, lake)
     tables = every_row(lake)
-    commit = Table._commit
-
-    def stop(self, *arguments):
-        if self.path.name == killed_at:
-            raise Stopped
-        commit(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Table, "_commit", stop)
-        with pytest.raises(Stopped):
+    for name in ("events", "verdicts"):
+        with locked(lake, name), pytest.raises(LakeBusy, match=f"changing its {name}"):
             drop_before(lambda: spark, lake, T + 1_000_000)
-    assert (count_dropped(lake) > 0) == (killed_at == "events")
-    assert events_table(lake).rows() == len(first)
-    verdict = audit(lambda: spark, lake)
-    assert verdict.counts == expected.counts
-    assert every_row(lake) == tables
+    commit = Table._commit
+    for killed_at in ("messages", "events"):
+
+        def stop(self, *arguments, killed_at=killed_at):
+            if self.path.name == killed_at:
+                raise Stopped
+            commit(self, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Table, "_commit", stop)
+            with pytest.raises(Stopped):
+                drop_before(lambda: spark, lake, T + 1_000_000)
+        assert (count_dropped(lake) > 0) == (killed_at == "events")
+        assert events_table(lake).rows() == len(first)
+        verdict = audit(lambda: spark, lake)
+        assert verdict.counts == expected.counts
+        assert every_row(lake) == tables
     # New events come in before the events are dropped: those of dropped messages count once.
     add_events(spark, lake, second)
     audit(lambda: spark, lake)
@@ -153,16 +156,6 @@ def test_a_retention_that_is_killed_is_completed_and_changes_no_table(
     dropped = sum(row["events"] for row in messages if row["dropped"])
     assert dropped > 20
     assert events_table(lake).rows() + dropped == len(events)
-
-
-def test_a_retention_is_refused_at_once_while_another_process_works(spark, tmp_path):
-    lake = Lake.open(tmp_path / "lake", create=True)
-    add_events(spark, lake, journal(3))
-    audit(lambda: spark, lake)
-    for name in ("events", "verdicts"):
-        with locked(lake, name), pytest.raises(LakeBusy, match=f"changing its {name}"):
-            drop_before(lambda: spark, lake, T)
-    assert count_dropped(lake) == 0
 
 
 def test_the_commands_count_messages_whose_events_were_dropped(spark, tmp_path, capsys):

@@ -15,8 +15,11 @@ import sys
 from pathlib import Path
 
 import penstock
+from penstock.spark import session
+from penstock.spark.bronze import ingest
 from penstock.spark.java import cache_directory
 from penstock.spark.lake import Lake
+from penstock.spark.update import update
 from penstock.spark.warm import find_warm, use_warm
 from tests.server.conftest import until
 
@@ -28,17 +31,19 @@ SMALL = ["--conf", "spark.driver.memory=1g", "--conf", "spark.sql.shuffle.partit
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(spark, tmp_path_factory):
     """A directory with a lake, and a cache directory of its own."""
     place = tmp_path_factory.mktemp("warm")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        # With settings of their own, JVMs do not fill that directory with an archive of classes.
+        patch.setenv("SPARK_CONF_DIR", str(Path(session.__file__).with_name("conf")))
         with penstock.connect(f"file:{place / 'store'}?embedded=1") as queues:
             queues.create("orders")
             queues.push_many("orders", [b"%d" % number for number in range(MESSAGES)])
-        words = ["run", "--journal", "store", "--lake", "lake", "--master", "local[1]", *SMALL]
-        done = penstock_in(place, *words)
-        assert done.returncode == 0, done.stderr
+        lake = Lake.open(place / "lake", create=True)
+        ingest(lambda: spark, lake, str(place / "store"))
+        update(lambda: spark, lake)
         yield place
         penstock_in(place, "warm", "--lake", "lake", "--stop")
 
