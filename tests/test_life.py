@@ -32,7 +32,8 @@ def test_who_held_a_message_and_how_it_ended_is_said():
         clock.advance(seconds=5)
         queues.delete(claim)
         assert told(queues, clock, message_id) == (
-            "Pushed to mail at 2026-11-19 14:01:02. Delivered 2 times. "
+            "Pushed to mail at 2026-11-19 14:01:02 by a producer whose name was not kept. "
+            "Delivered 2 times. "
             "Worker mail-7 (pid 4121) held it for 30.0 s until its claim ran out at 14:02:11; "
             "worker mail-3 deleted it at 14:02:40, after 5.0 s."
         )
@@ -50,7 +51,8 @@ def test_a_dead_letter_is_told_with_the_queue_it_waits_in():
         assert (found.state, found.queue, found.deliveries) == ("visible", "dead", 1)
         assert [each.state for each in found.episodes][:3] == ["delayed", "visible", "in flight"]
         assert found.sentences == [
-            "Pushed to mail at 2026-11-19 14:01:02, delayed until 14:01:12.",
+            "Pushed to mail at 2026-11-19 14:01:02 by a producer whose name was not kept, "
+            "delayed until 14:01:12.",
             "Delivered once.",
             "A consumer that gave no name released it at 14:01:12, after 0 ms.",
             "Dead-lettered from mail to dead at 14:01:12, after 1 delivery.",

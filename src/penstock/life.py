@@ -1,7 +1,7 @@
 """The life of one message in plain sentences, and as episodes that can be drawn, from its events.
 
-    Pushed to orders at 2026-11-19 14:01:02. Delivered 2 times. Worker mail-7 (pid 4121) held it for
-    30.0 s until its claim ran out at 14:02:11; worker mail-3 deleted it at 14:02:40.
+    Pushed to orders at 2026-11-19 14:01:02 by web-1. Delivered 2 times. Worker mail-7 (pid 4121)
+    held it for 30.0 s until its claim ran out at 14:02:11; worker mail-3 deleted it at 14:02:40.
 
 It works on the reply to History, of any backend; all times are UTC.
 """
@@ -17,6 +17,8 @@ from penstock.service import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, HistoryEvent
 # How many claims are told one by one; of more, the first and the last.
 CLAIMS_TOLD_MAX: Final = 6
 UNKNOWN_HOLDER: Final = "a consumer that gave no name"
+# To keep a name with each push would make it slower: see docs/how-to/status.md.
+UNKNOWN_PUSHER: Final = "a producer whose name was not kept"
 _ENDS: Final = {
     "Deleted": "deleted",
     "Released": "released",
@@ -163,8 +165,8 @@ def _sentences(
         until = (
             f", delayed until {_at(first.visible_at_ms, begin_ms)}" if first.visible_at_ms else ""
         )
-        by = f" by {first.holder}" if first.holder else ""
-        told.append(f"Pushed to {first.queue} at {moment(first.at_ms)}{by}{until}.")
+        by = first.holder or UNKNOWN_PUSHER
+        told.append(f"Pushed to {first.queue} at {moment(first.at_ms)} by {by}{until}.")
     else:
         told.append(
             f"The journal knows it since {moment(first.at_ms)}; what was before has been dropped."

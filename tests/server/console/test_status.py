@@ -1,6 +1,8 @@
 """The status of queues: the last hour in buckets, rates, and what needs attention."""
 
 import asyncio
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -85,6 +87,59 @@ async def test_what_happened_is_in_the_bucket_in_which_it_happened(shop):
     }
     await shop.pass_s(3_600)
     assert queue.total("pushed", 180) == 0
+
+
+@in_shop
+async def test_what_happened_in_a_new_queue_before_it_was_first_read_is_not_left_out(shop):
+    await shop.do(CreateQueue("old"), Push("old", b"x"))
+    await shop.read()
+    await shop.pass_s(20)
+    await shop.do(CreateQueue("orders"), *[Push("orders", b"x")] * 5)
+    (claims,) = await shop.do(Pull("orders", 2))
+    await shop.do(Delete("orders", claims[0].proof))
+    queue = await shop.read()
+    last = {name: column[-2:] for name, column in queue.series.columns().items()}
+    assert (last["depth"], last["in_flight"]) == ([0, 4], [0, 1])
+    assert [last[name] for name in ("pushed", "pulled", "deleted")] == [[0, 5], [0, 2], [0, 1]]
+    assert queue.since_ms == queue.info.created_at_ms
+    # When the first reading finds a message, nobody knows how long it has been there.
+    old = shop.status.queues["old"]
+    assert (old.series, old.total("pushed")) == (None, 0)
+
+
+class PreemptedEngine(LoopEngine):
+    """An engine whose process gets no processor for a while in each reading of its queues."""
+
+    def run(self, made):
+        def slowly():
+            reply = None
+            with suppress(StopIteration):
+                while True:
+                    command = made.send(reply)
+                    time.sleep(0.1)
+                    reply = yield command
+
+        return super().run(slowly())
+
+
+def test_a_busy_machine_does_not_make_the_pages_late():
+    async def read_thrice():
+        service = PreemptedEngine(Engine())
+        status = Status(service, in_process=True, watched_s=0.01)
+        was_read = asyncio.Event()
+        status.watch(was_read.set)
+        status.start()
+        try:
+            for _ in range(3):
+                # A hundred times what the reading took would be 10 s.
+                await asyncio.wait_for(was_read.wait(), 8)
+                was_read.clear()
+        finally:
+            await status.stop()
+            await service.close()
+        return status.tick
+
+    assert asyncio.run(read_thrice()) >= 3
 
 
 @in_shop

@@ -13,11 +13,11 @@ import asyncio
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from operator import gt
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Final
 
 import msgspec
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from penstock.backends.loop import LoopService, Steps, result_of
 from penstock.errors import PenstockError, QueueNotFound
@@ -38,7 +38,9 @@ QUEUES_MAX: Final = 10_000
 # How often queues are read while somebody looks; elsewhere each of them costs a request.
 WATCHED_S: Final = 1.0
 WATCHED_ELSEWHERE_S: Final = 5.0
-# The pause after reading, as a multiple of the time that it took: here it is time of this process.
+# The pause after reading, as a multiple of what it cost: here the processor time of this thread, as
+# a machine that is busy with other programs must not make the pages late; elsewhere the time of the
+# store's answers.
 _PAUSE_RATIO: Final = 100
 _PAUSE_RATIO_ELSEWHERE: Final = 5
 _PAGE: Final = 500
@@ -184,6 +186,8 @@ class Status:
         """
         self.queues: dict[str, QueueStatus] = {}
         self.at_ms = 0
+        # When the last reading that succeeded began: what was created later was seen by none.
+        self._began_ms = 0
         # How often the queues were read; a queue has the tick at which it last changed.
         self.tick = 0
         self.gone: list[str] = []
@@ -265,6 +269,7 @@ class Status:
 
     def read(self) -> Steps[None]:
         """Reads every queue once, and calls the listeners."""
+        began_ms = self._service.now_ms()
         try:
             found = yield from self._read_all()
         except PenstockError as error:
@@ -273,6 +278,7 @@ class Status:
         else:
             self.error = ""
             self._fold(found)
+            self._began_ms = began_ms
         for listener in list(self._listeners):
             listener()
 
@@ -281,7 +287,8 @@ class Status:
         found: dict[str, tuple[QueueInfo, QueueStats, int]] = {}
         self._is_expired = False
         after = ""
-        cost_s, began_s = 0.0, perf_counter()
+        cost_clock = thread_time if self._in_process else perf_counter
+        cost_s, began_s = 0.0, cost_clock()
         while True:
             infos: list[QueueInfo] = yield DescribeQueues(after=after, limit=_PAGE)
             for number, info in enumerate(infos, 1):
@@ -291,12 +298,12 @@ class Status:
                     continue  # deleted since
                 found[info.queue] = info, stats, self._service.now_ms()
                 if number % _SLICE == 0:
-                    cost_s += perf_counter() - began_s
+                    cost_s += cost_clock() - began_s
                     yield
-                    began_s = perf_counter()
+                    began_s = cost_clock()
             self.is_partial = len(infos) == _PAGE and len(found) >= self._queues_max
             if len(infos) < _PAGE or self.is_partial:
-                self._cost_s = cost_s + perf_counter() - began_s
+                self._cost_s = cost_s + cost_clock() - began_s
                 return found
             after = infos[-1].queue
 
@@ -317,12 +324,30 @@ class Status:
             if queue is None or queue.info.created_at_ms != info.created_at_ms:
                 queue = self.queues[name] = QueueStatus(info, stats, oldest_at_ms, at_ms)
                 queue.changed_tick = self.tick
+                self._add_beginning(queue, bucket)
             else:
                 self._update(queue, info, stats, oldest_at_ms, bucket)
             attention = _attention(queue, name in dead_letters, self.at_ms)
             if attention is not queue.attention:
                 queue.attention = attention
                 queue.changed_tick = self.tick
+
+    def _add_beginning(self, queue: QueueStatus, bucket: int) -> None:
+        """Adds what happened in a queue that is new since the last reading: all that it counts.
+
+        Of others it is not known when it happened, and they begin with this reading.
+        """
+        created_at_ms = queue.info.created_at_ms
+        if not self._began_ms <= created_at_ms <= self.at_ms or not self._began_ms:
+            return
+        queue.since_ms = created_at_ms
+        counts = None if queue.stats.counts is None else QueueCounts()
+        empty = replace(
+            queue.stats, visible=0, delayed=0, in_flight=0, stored_bytes=0, counts=counts
+        )
+        if _differs(empty, queue.stats):
+            queue.series = Series(bucket, empty)
+            queue.series.add(bucket, empty, queue.stats)
 
     def _update(
         self,

@@ -100,7 +100,7 @@ async function start() {
   }
   const session = app.session;
   by("nav").hidden = !session.may_look;
-  by("nav").replaceChildren(...PAGES.filter((each) => !each.isFor || each.isFor(session)).map((each) => make("a", { href: each.hash, text: each.name })));
+  by("nav").replaceChildren(...pages().map((each) => make("a", { href: each.hash, text: each.name })));
   const who = by("who");
   who.replaceChildren();
   if (session.key) {
@@ -126,15 +126,17 @@ function killButton() {
 }
 
 const KEYS = [
-  ["/", "search"], ["j, k or ↓, ↑", "next and previous row"], ["Enter", "open"], ["g then a letter", PAGES.map((each) => `${each.key}: ${each.name.toLowerCase()}`).join(", ")],
+  ["/", "search"], ["j, k or ↓, ↑", "next and previous row"], ["Enter", "open"], ["g then a letter", ""],
   ["x", "select the row, or end that"], ["u", "up: to all queues"], ["Esc", "close, or end a search"], ["?", "this list"],
 ];
+const pages = () => PAGES.filter((each) => !each.isFor || (app.session && each.isFor(app.session)));
 // A button that has a key of its own says so with `data-key`.
 const ownKeys = () => [...main.querySelectorAll("[data-key]")].filter((each) => each.offsetParent !== null && !each.disabled);
 function showKeys() {
   const list = (keys) => make("dl", { class: "keys" }, ...keys.flatMap(([key, what]) => [make("dt", {}, make("kbd", { text: key })), make("dd", { text: what })]));
+  const everywhere = KEYS.map(([key, what]) => [key, what || pages().map((each) => `${each.key}: ${each.name.toLowerCase()}`).join(", ")]);
   const own = ownKeys().map((each) => [each.dataset.key, (each.getAttribute("aria-label") || each.textContent).toLowerCase()]);
-  dialog("Keys", ...(own.length ? [make("h3", { text: "On this page" }), list(own), make("h3", { text: "Everywhere" })] : []), list(KEYS));
+  dialog("Keys", ...(own.length ? [make("h3", { text: "On this page" }), list(own), make("h3", { text: "Everywhere" })] : []), list(everywhere));
 }
 
 let prefix = false;
@@ -142,7 +144,7 @@ function keys(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const inField = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
   if (inField) return;
-  const page = prefix && PAGES.find((each) => each.key === event.key);
+  const page = prefix && pages().find((each) => each.key === event.key);
   prefix = event.key === "g";
   const search = document.querySelector("input[type=search]");
   if (page) location.hash = page.hash;

@@ -7,6 +7,10 @@ import { actOn, bodyButton, messageHash } from "./messages.js";
 import { redriveDialog } from "./redrive.js";
 
 const LISTED = 10;
+const ages = (group) => {
+  const [youngest, oldest] = [age(group.newest_ms), age(group.oldest_ms)];
+  return youngest === oldest ? `${oldest} old` : `${youngest} to ${oldest} old`;
+};
 
 export function deadPage(main, app, chosen) {
   document.title = "Dead letters · Penstock";
@@ -75,7 +79,7 @@ export function deadPage(main, app, chosen) {
         make("summary", {}, ...(may ? [make("span", { class: "pick", on: { click: (event) => event.stopPropagation() } }, box)] : []),
           make("b", { class: "n", text: few(group.ids.length), title: count(group.ids.length) }),
           make("span", { class: "what" }, make("span", { class: group.error ? "error" : "soft", text: group.error || "no error is noted" }), make("code", { text: group.shape })),
-          make("span", { class: "from" }, make("span", { text: group.source ? `from ${group.source}` : "of unknown source" }), make("small", { text: group.oldest_ms === group.newest_ms ? age(group.newest_ms) : `${age(group.newest_ms)} to ${age(group.oldest_ms)} old` }))));
+          make("span", { class: "from" }, make("span", { text: group.source ? `from ${group.source}` : "of unknown source" }), make("small", { text: ages(group) }))));
       if (group.isOpen) paintMessages(group, details);
       return details;
     }));

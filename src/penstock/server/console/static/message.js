@@ -20,7 +20,7 @@ function timeline(life) {
   const last = life.events.at(-1);
   const isDead = (episode) => life.events.some((each) => each.dead && each.to === episode.queue && each.at_ms === episode.from_ms);
   const first = life.events[0];
-  if (first?.kind === "Pushed") root.append(make("li", { class: "pushed" }, make("time", { text: toMs(first.at_ms), title: `${moment(first.at_ms)} UTC` }), make("span", { class: "mark" }), make("p", {}, make("b", { text: "Pushed" }), make("span", { class: "soft", text: first.holder ? ` by ${first.holder} to ` : " to " }), queueLink(first.queue))));
+  if (first?.kind === "Pushed") root.append(make("li", { class: "pushed" }, make("time", { text: toMs(first.at_ms), title: `${moment(first.at_ms)} UTC` }), make("span", { class: "mark" }), make("p", {}, make("b", { text: "Pushed" }), make("span", { class: "soft", text: ` by ${first.holder || "a producer whose name was not kept"} to ` }), queueLink(first.queue))));
   life.episodes.forEach((each, i) => {
     const lasted = (each.until_ms ?? now) - each.from_ms;
     const before = life.episodes[i - 1];

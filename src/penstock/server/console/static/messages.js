@@ -83,7 +83,8 @@ export function messageTable(app, queue, { states = STATES, actions = ["delete",
   const again = make("button", { type: "button", class: "quiet", "data-key": "l", text: "Load again", hidden: "" });
   const node = make("div", { class: "card table-card" }, make("div", { class: "table-head" }, tabs, search, again), status, acts, make("div", { class: "scroll" }, table), empty, pager);
 
-  const button = (label, kind, run) => acts.append(make("button", { type: "button", class: kind, text: label, on: { click: run } }));
+  // What would change nothing in a state is not offered for it.
+  const button = (label, kind, run, state = "") => acts.append(make("button", { type: "button", class: kind, text: label, "data-for": state, on: { click: run } }));
   const chosen = () => [...view.selected];
   async function perform(name, label, more = {}) {
     const ids = chosen();
@@ -93,13 +94,13 @@ export function messageTable(app, queue, { states = STATES, actions = ["delete",
     } catch (error) { say(error.message, true); }
     reload();
   }
-  if (actions.includes("redrive")) button("Redrive", "primary", () => perform("redrive", "Moved"));
+  if (actions.includes("redrive")) button("Redrive", "primary", () => perform("redrive", "Moved"), "visible");
   if (actions.includes("release")) button("Make visible now", "", async () => {
     if (view.state !== "in_flight" || await ask("Make them visible now?", "Their consumers lose the claims: other consumers may get the same messages while these still work.", "Make visible")) perform("release", "Made visible:");
-  });
+  }, "in_flight delayed");
   if (actions.includes("delete")) button("Delete", "danger", async () => {
     if (await ask(`Delete ${plural(view.selected.size, "message")}?`, "They cannot be brought back.", "Delete")) perform("delete", "Deleted");
-  });
+  }, "visible");
   button("Clear", "quiet", () => { view.selected.clear(); paint(); });
 
   const paint = () => repaint(node, paintAll);
@@ -113,7 +114,7 @@ export function messageTable(app, queue, { states = STATES, actions = ["delete",
       return make("tr", { "data-row": "", "data-id": message.id }, ...(may ? [make("td", { class: "c-pick" }, box)] : []),
         make("td", { class: "c-id" }, link(messageHash(queue, message.id), message.id.slice(-12), { title: message.id }), ...(message.group ? [make("span", { class: "tag", text: message.group, title: "group" })] : []), ...(message.priority ? [make("span", { class: "tag", text: `priority ${message.priority}` })] : [])),
         make("td", { class: "c-body" }, "peek pages" in lacks ? preview(message) : bodyButton(queue, message, may ? 6 : 5)),
-        make("td", { class: "c-attributes" }, ...names.slice(0, 3).map(([key, value]) => make("span", { class: "pairs", title: key }, make("i", { text: key }), make("span", { text: typeof value === "string" ? value : value ? "bytes" : "" }))), ...(names.length > 3 ? [make("small", { text: `+ ${names.length - 3}` })] : [])),
+        make("td", { class: "c-attributes" }, ...names.slice(0, 3).map(([key, value]) => make("span", { class: "pairs", title: typeof value === "string" ? `${key}: ${value}` : key }, make("i", { text: key }), make("span", { text: typeof value === "string" ? value : value ? "bytes" : "" }))), ...(names.length > 3 ? [make("small", { text: `+ ${names.length - 3}` })] : [])),
         make("td", { class: "c-age", text: age(message.pushed_at_ms), title: `${moment(message.pushed_at_ms)} UTC` }),
         make("td", { class: "c-pulls", text: String(message.receives) }));
     }));
@@ -127,6 +128,7 @@ export function messageTable(app, queue, { states = STATES, actions = ["delete",
   }
   function paintActs() {
     acts.hidden = !view.selected.size;
+    for (const each of acts.querySelectorAll("[data-for]")) each.hidden = !!each.dataset.for && !each.dataset.for.includes(view.state);
     picked.textContent = `${count(view.selected.size)} selected`;
     all.checked = view.rows.length > 0 && view.rows.every((each) => view.selected.has(each.id));
   }

@@ -12,8 +12,8 @@ export const now = () => Date.now() + ahead;
 export const age = (at) => at === null || at === undefined ? "–" : about(Math.max(0, now() - at));
 export const ageTitle = (at) => at === null || at === undefined ? "" : `since ${moment(at)} UTC`;
 
-export function rate(each) {
-  if (!each) return "–";
+export function rate(each, none = "–") {
+  if (!each) return none;
   if (each >= 0.95) return `${each < 10 ? trim(each) : few(each)}/s`;
   return each * 60 >= 0.95 ? `${trim(each * 60)}/min` : "<1/min";
 }

@@ -58,7 +58,7 @@ function settingsDialog(name, settings, done) {
   const rows = SETTINGS.filter(([, , , , fixed]) => !fixed).map(([key, label, sqs, what]) => {
     const isFlag = typeof settings[key] === "boolean";
     fields[key] = isFlag ? make("input", { type: "checkbox", ...(settings[key] ? { checked: "" } : {}) })
-      : make("input", { value: editText(key, settings[key]), spellcheck: "false", placeholder: "no limit" });
+      : make("input", { value: editText(key, settings[key]), spellcheck: "false", placeholder: key === "dead_letter" || key === "max_receives" ? "none" : "no limit" });
     return make("label", { class: "setting" }, make("span", { text: label, title: what }), fields[key], make("code", { text: sqs }));
   });
   const node = dialog(`Settings of ${name}`, make("form", { class: "form", on: { async submit(event) {
@@ -124,8 +124,8 @@ export function queuePage(main, app, name) {
     const q = page.queue, t = tiles;
     text(t.oldest.value, age(q.oldest_at_ms));
     t.oldest.value.title = ageTitle(q.oldest_at_ms);
-    text(t.in.value, q.counts ? rate(rates.per(0)) : "?");
-    text(t.out.value, q.counts ? rate(rates.per(2)) : "?");
+    text(t.in.value, q.counts ? rate(rates.per(0), "0/s") : "?");
+    text(t.out.value, q.counts ? rate(rates.per(2), "0/s") : "?");
     const back = q.counts ? rates.per(3) : 0;
     text(t.out.small, back ? `${rate(back)} back` : "");
     grow();
@@ -219,6 +219,7 @@ export function queuePage(main, app, name) {
     lacking.textContent = Object.entries(found.lacking).filter(([key]) => ["rates", "history", "peek", "peek pages", "by id", "oldest age", "stored bytes"].includes(key)).map(([key, reason]) => `${key}: ${reason}.`).join(" ");
     if (lacking.textContent) lacking.textContent = `This store lacks: ${lacking.textContent}`;
     if (!table.isLoaded) table.reload();
+    table.note(found.queue);
     return found.at_ms;
   }
   const reload = () => load().catch((error) => say(error.message, true));

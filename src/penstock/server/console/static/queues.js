@@ -1,5 +1,5 @@
 // The first screen: every queue in a row, those that need attention first.
-import { count, few, make, plural } from "./draw.js";
+import { count, few, make, moment, plural } from "./draw.js";
 import { change, follow, read } from "./server.js";
 import { age, ageTitle, dialog, link, now, queueLink, rate, ring, setNow, sparkline } from "./parts.js";
 
@@ -131,7 +131,8 @@ const ORDERS = {
   rate: (a, b) => b.rates.per(PULLED) + b.rates.per(PUSHED) - a.rates.per(PULLED) - a.rates.per(PUSHED),
 };
 
-function verdictOf(rows, error) {
+function verdictOf(rows, error, lostAt) {
+  if (lostAt) return ["bad", "The server does not answer.", `What is shown was so at ${moment(lostAt).slice(11)} UTC. It is tried again every second.`];
   if (error) return ["bad", "The store does not answer.", error];
   if (!rows.length) return ["good", "No queues yet.", ""];
   const stuck = rows.filter((each) => each.queue.level === 2), watch = rows.filter((each) => each.queue.level === 1 && !each.isBeside);
@@ -219,14 +220,14 @@ export function queuesPage(main, app) {
   }
   function summarise() {
     const rows = [...board.rows.values()];
-    const [kind, title, what] = verdictOf(rows, board.error);
+    const [kind, title, what] = verdictOf(rows, board.error, board.lostAt);
     verdict.dataset.kind = kind;
     const [, head, text] = verdict.children;
     if (head.textContent !== title) head.textContent = title;
     if (text.textContent !== what) text.textContent = what;
     const sum = (of) => rows.reduce((all, each) => all + of(each), 0);
     const rates = rows.some((each) => each.queue.counts)
-      ? ` · ${rate(sum((each) => each.rates.per(PUSHED)))} in, ${rate(sum((each) => each.rates.per(DELETED)))} out` : "";
+      ? ` · ${rate(sum((each) => each.rates.per(PUSHED)), "0/s")} in, ${rate(sum((each) => each.rates.per(DELETED)), "0/s")} out` : "";
     totals.textContent = rows.length ? `${plural(rows.length, "queue")} · ${few(sum((each) => each.depth))} messages${rates}` : "";
   }
   async function load() {
@@ -286,6 +287,12 @@ export function queuesPage(main, app) {
     // A list that is sorted by a figure moves rarely, so that a row can be hit.
     if (beats % 5 === 0 && board.sort !== "attention" && board.sort !== "name") arrange();
   }, 1000);
-  const stop = follow("", load, take, app.tell);
+  // What is not known any more is not called well.
+  function tell(state, error) {
+    board.lostAt = state === "lost" && board.rows.size ? board.lostAt || now() : 0;
+    summarise();
+    app.tell(state, error);
+  }
+  const stop = follow("", load, take, tell);
   return () => { clearInterval(timer); stop(); };
 }

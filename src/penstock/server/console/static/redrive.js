@@ -10,7 +10,7 @@ export function redriveDialog(queue, page, done) {
   const wrong = make("p", { class: "wrong", role: "alert" });
   const go = make("button", { class: "primary", text: "Move all" }), close = make("button", { type: "button", text: "Cancel" });
   let isRunning = false, isStopped = false;
-  const node = dialog(`Redrive ${queue}`, make("form", { class: "form", on: { async submit(event) {
+  const node = dialog(page.sources.length ? `Redrive ${queue}` : `Move messages of ${queue}`, make("form", { class: "form", on: { async submit(event) {
     event.preventDefault();
     if (isRunning) return;
     isRunning = true;
