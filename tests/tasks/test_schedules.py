@@ -132,6 +132,21 @@ def test_a_running_worker_is_not_silenced_by_a_note_of_a_clock_that_was_ahead(ni
     assert worker.next_due_ms() == ms(2030, 6, 3, 3)
 
 
+def test_a_worker_goes_on_when_its_clock_is_set_back_after_it_was_ahead(nightly, caplog):
+    worker = nightly.worker()
+    nightly.clock.advance(seconds=366 * 86_400)
+    nightly.app.run_steps(worker.push_due())
+    assert nightly.waiting() == 1
+    # The machine's clock is set to the right time; that of the store never goes back.
+    nightly.app.clock = ManualClock(NOON_MS)
+    nightly.app.run_steps(worker.push_due())
+    assert "schedule nightly: was pushed for a time" in caplog.text
+    assert worker.next_due_ms() == ms(2030, 6, 2, 3)
+    nightly.app.clock.advance(ms=worker.next_due_ms() - NOON_MS)
+    nightly.app.run_steps(worker.push_due())
+    assert nightly.waiting() == 2
+
+
 def test_clocks_that_differ_by_some_seconds_push_a_schedule_once(nightly, caplog):
     worker = nightly.worker()
     nightly.clock.advance(ms=ms(2030, 6, 2, 3) - 5_000 - nightly.clock.now_ms())

@@ -156,6 +156,9 @@ class ScheduleClock:
         for name, pushed_ms in list(self._pushed_ms.items()):
             schedule = self._app.schedules[name]
             due_ms = schedule.last_due_ms(now_ms)
+            if pushed_ms > now_ms + AHEAD_MS_MAX:
+                # The clock of this machine was ahead while this process ran, and was set back.
+                pushed_ms = self._pushed_ms[name] = yield from self._read_note(schedule, now_ms)
             if due_ms <= pushed_ms:
                 continue
             if now_ms - due_ms > LATE_MS_MAX:
