@@ -63,7 +63,7 @@ def run_lifecycles(queues: penstock.Queues, count: int, threads: int = 1) -> Tim
         push, pull, delete = queues.push, queues.pull, queues.delete
         mine, theirs, gone = pushed[number], pulled[number], deleted[number]
         for i in range(each):
-            mine[i] = push("bench", BODY)
+            mine[i] = push("bench", BODY).id
             claim = pull("bench")
             theirs[i] = claim.id  # type: ignore[union-attr]
             gone[i] = delete(claim)  # type: ignore[arg-type]

@@ -149,7 +149,7 @@ class StormBench:
 
     def lifecycle(self) -> None:
         """One push, pull and delete, each of which may be the longest."""
-        self.pushed.append(self._timed(self.queues.push, "probe", BODY))
+        self.pushed.append(self._timed(self.queues.push, "probe", BODY).id)
         claim = self._timed(self.queues.pull, "probe")
         if claim is None:
             raise Void("a message that was pushed could not be pulled")

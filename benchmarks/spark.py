@@ -70,7 +70,7 @@ QUICK_EVENTS = 40_000
 # Commands that use the session of `pipeline warm`.
 KEPT = {
     "sql, session kept": ["sql", "select state, count(*) from messages group by state"],
-    "report, session kept": ["report", "--out", "report.html"],
+    "report, session kept": ["report", "--output", "report.html"],
     "audit --all, session kept": ["audit", "--all"],
 }
 BODY_BYTES = 256

@@ -239,7 +239,7 @@ class AsyncQueues:
         max_backoff: Seconds = 300.0,
         holder: str | None = None,
     ) -> AsyncConsumer:
-        """Makes a loop over the queue's messages: each claim is extended while the loop's body runs.
+        """Makes a loop over the queue's messages: a claim is extended while the loop's body runs.
 
         The next iteration deletes the current claim's message. Leaving the loop releases it: at
         once, or after an exception with a delay of `backoff` seconds, doubled at each further

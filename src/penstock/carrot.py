@@ -25,7 +25,7 @@ from penstock.errors import (
     PenstockError,
     ProtocolError,
 )
-from penstock.public import to_ms
+from penstock.public import Seconds, to_ms
 from penstock.service import BATCH_ITEMS_MAX
 from penstock.wire.carrot.reasons import EMPTY, error_of, read_reason
 from penstock.wire.carrot.session import (
@@ -95,9 +95,9 @@ class CarrotMessage:
         """Puts it back at the front of its queue."""
         self._client.nack([self])
 
-    def extend(self, seconds: float) -> None:
-        """Sets its deadline to `seconds` from now. Raises StaleReceipt if its time has run out."""
-        self._client.extend([self], seconds)
+    def extend(self, duration: Seconds) -> None:
+        """Sets its deadline to `duration` seconds from now; raises StaleReceipt if it has ended."""
+        self._client.extend([self], duration)
 
     def __enter__(self) -> "CarrotMessage":
         return self
@@ -134,7 +134,7 @@ class CarrotClient:
         if messages:
             self._ask(PUT_MANY, queue, encode_messages(messages), len(messages))
 
-    def get(self, queue: str, wait: float | None = 0) -> CarrotMessage | None:
+    def get(self, queue: str, wait: Seconds | None = 0) -> CarrotMessage | None:
         """Reads a message, after a wait of at most `wait` seconds; None if there is none.
 
         With None the wait is the queue's own setting.
@@ -145,7 +145,7 @@ class CarrotClient:
         self,
         queue: str,
         limit: int,
-        wait: float | None = 0,
+        wait: Seconds | None = 0,
         ack: Iterable[CarrotMessage] = (),
     ) -> list[CarrotMessage]:
         """Acknowledges messages and reads up to `limit` others, in one request.
@@ -156,7 +156,7 @@ class CarrotClient:
         _check_whole("limit", limit, 1, BATCH_ITEMS_MAX)
         acked = list(ack)
         body = encode_tags([each.tag for each in acked], wait_ms)
-        extra_s = self._timeout_s if wait is None else wait
+        extra_s = self._timeout_s if wait is None else wait_ms / 1_000
         answer = self._ask(GET, queue, body, limit, extra_s)
         for each in acked:
             each.is_answered = True
@@ -171,9 +171,9 @@ class CarrotClient:
         """Puts messages back at the front of their queues."""
         self._answer(SESSION_NACK, messages)
 
-    def extend(self, messages: Iterable[CarrotMessage], seconds: float) -> None:
-        """Sets the deadline of messages to `seconds` from now."""
-        self._answer(EXTEND, messages, to_ms("seconds", seconds))
+    def extend(self, messages: Iterable[CarrotMessage], duration: Seconds) -> None:
+        """Sets the deadline of messages to `duration` seconds from now."""
+        self._answer(EXTEND, messages, to_ms("duration", duration))
 
     def _answer(
         self, opcode: int, messages: Iterable[CarrotMessage], first: int | None = None
@@ -187,7 +187,7 @@ class CarrotClient:
 
     # Queues.
 
-    def add(self, queue: str, *, visibility_timeout: float = 0, max_messages: int = 0) -> None:
+    def add(self, queue: str, *, visibility_timeout: Seconds = 0, max_messages: int = 0) -> None:
         """Makes a queue. One that exists is left as it is; with settings, it must have them.
 
         Without `visibility_timeout` it is the broker's default, without `max_messages` no limit.

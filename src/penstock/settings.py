@@ -92,8 +92,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_hosts: list[str] = []
     aws_limits: bool = False
     strict_receipts: bool = False
-    deleted_window: int | None = None
-    purged_window: int | None = None
+    deleted_window: float | None = None
+    purged_window: float | None = None
     insecure_without_keys: bool = False
     insecure_without_tls: bool = False
     insecure_other_owner: bool = False
@@ -136,9 +136,9 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """How long after a purge the next one of the same queue is refused."""
         return self._window_ms(self.purged_window)
 
-    def _window_ms(self, given_s: int | None) -> int:
+    def _window_ms(self, given_s: float | None) -> int:
         default_s = AWS_WINDOW_S if self.aws_limits else 0
-        return (default_s if given_s is None else given_s) * 1_000
+        return round((default_s if given_s is None else given_s) * 1_000)
 
     @property
     def where(self) -> str:

@@ -213,7 +213,7 @@ def test_the_lake_of_another_user_is_refused_unless_told_so(tmp_path, store, act
         "run": ["--journal", store],
         "status": ["--journal", store],
         "sql": ["SELECT 1"],
-        "report": ["--out", tmp_path / "page.html"],
+        "report": ["--output", tmp_path / "page.html"],
     }
     words = ["pipeline", action, "--lake", lake, *more.get(action, [])]
     said = refusal(*words)

@@ -90,7 +90,7 @@ TABLE = {
         for action, words in {
             "run": ["--journal", "x", "--lake", "x"],
             "status": ["--journal", "x", "--lake", "x"],
-            "report": ["--lake", "x", "--out", "x"],
+            "report": ["--lake", "x", "--output", "x"],
             "sql": ["--lake", "x", "select 1"],
             "shell": ["--lake", "x"],
             "warm": ["--lake", "x"],

@@ -86,9 +86,9 @@ def test_a_directory_whose_name_delta_misreads_is_refused(place, capsys, name):
     "words",
     [
         ["compact", "--keep=-5d"],
-        ["compact", "--keep-hours=-3"],
-        ["compact", "--keep-hours", "9" * 20],
-        ["audit", "--shown=-1"],
+        ["compact", "--keep-versions=-3h"],
+        ["compact", "--keep-versions", "9" * 20],
+        ["audit", "--limit=-1"],
     ],
 )
 def test_nothing_is_dropped_or_judged_by_a_number_outside_its_range(place, capsys, words):
@@ -155,8 +155,8 @@ def test_an_engine_without_queues_is_no_engine_to_count_with(place, capsys):
 def test_a_page_that_cannot_be_written_is_refused_before_any_work(place, capsys, monkeypatch):
     Lake.open("lake", create=True)
     monkeypatch.setattr("penstock.cli.lake.report.open_spark", lambda _: pytest.fail("it began"))
-    assert cli.main(["pipeline", "report", "--lake", "lake", "--out", "/proc/page.html"]) == 2
-    said = "--out: '/proc/page.html' cannot be written: No such file or directory"
+    assert cli.main(["pipeline", "report", "--lake", "lake", "--output", "/proc/page.html"]) == 2
+    said = "--output: '/proc/page.html' cannot be written: No such file or directory"
     assert said in only_sentence(capsys)
 
 

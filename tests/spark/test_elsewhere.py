@@ -228,7 +228,7 @@ def test_a_connect_server_does_the_batch_work(place, server):
         place,
         f"pipeline run --journal store {there}",
         f"pipeline audit {there}",
-        f"pipeline report --out report.html {there}",
+        f"pipeline report --output report.html {there}",
         f"pipeline replay --where \"state = 'dead'\" --to orders --name again {there}",
     )
     assert "every check holds" in said

@@ -128,7 +128,7 @@ def test_a_life_with_kills_becomes_tables_that_agree_with_an_exact_replay(
     verdict = json.loads(capsys.readouterr().out.splitlines()[0])
     assert verdict["holds"], verdict
     assert verdict["events"] == len(seen)
-    assert cli.main(["pipeline", "compact", "--keep-hours", "0", "--lake", str(lake.path)]) == 0
+    assert cli.main(["pipeline", "compact", "--keep-versions", "0", "--lake", str(lake.path)]) == 0
     assert "events: " in capsys.readouterr().out
     assert dict(rows(events, "SELECT kind, count(*) FROM {table} GROUP BY 1")) == kinds
     assert len(DeltaTable(str(events)).file_uris()) == 1

@@ -66,7 +66,7 @@ PROGRESS: list[StepStatus] = []
 def page(lake):
     page = lake.parent / "report.html"
     with watched_steps() as shown:
-        assert cli.main(["pipeline", "report", "--lake", str(lake), "--out", str(page)]) == 0
+        assert cli.main(["pipeline", "report", "--lake", str(lake), "--output", str(page)]) == 0
     PROGRESS.extend(shown)
     return page
 
@@ -334,9 +334,13 @@ def test_the_example_of_an_analysis_runs_on_any_lake(spark, lake, monkeypatch, c
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["--out", "nowhere/report.html"], 2, "--out: 'nowhere/report.html' cannot be written"),
-        (["--out", "."], 2, "--out: '.' cannot be written"),
-        (["--out", "report.html", "--lake", "."], 6, ".: is not a Penstock lake"),
+        (
+            ["--output", "nowhere/report.html"],
+            2,
+            "--output: 'nowhere/report.html' cannot be written",
+        ),
+        (["--output", "."], 2, "--output: '.' cannot be written"),
+        (["--output", "report.html", "--lake", "."], 6, ".: is not a Penstock lake"),
     ],
 )
 def test_a_wrong_argument_is_refused_in_one_line(

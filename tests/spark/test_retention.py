@@ -177,7 +177,7 @@ def test_the_commands_count_messages_whose_events_were_dropped(spark, tmp_path, 
     for words in (["--keep", "-1d"], ["--keep", "soon"]):
         assert cli.main(["pipeline", "compact", *there, *words]) == 2
     capsys.readouterr()
-    assert cli.main(["pipeline", "compact", *there, "--keep", "90d", "--keep-hours", "0"]) == 0
+    assert cli.main(["pipeline", "compact", *there, "--keep", "90d", "--keep-versions", "0"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "270 events of 90 messages dropped"
     # In no file of the lake: neither in rows nor in Delta's log.
@@ -204,7 +204,7 @@ def test_the_commands_count_messages_whose_events_were_dropped(spark, tmp_path, 
         assert "90 messages by what is kept of them" in shown
     assert cli.main(["pipeline", "status", *there, "--journal", str(store)]) == 0
     assert "events of 90 messages were dropped" in capsys.readouterr().out
-    assert cli.main(["pipeline", "report", *there, "--out", str(tmp_path / "page.html")]) == 0
+    assert cli.main(["pipeline", "report", *there, "--output", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert '"dropped": 90' in page
     assert '"events": 297' in page

@@ -90,7 +90,7 @@ def test_commands_of_the_lake_use_the_session_by_themselves(place, kept):
     done = without_java(place, "sql", "--lake", "lake", "--json", QUERY)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert json.loads(done.stdout) == {"queue": "orders", "n": MESSAGES}
-    done = without_java(place, "report", "--lake", "lake", "--out", "report.html")
+    done = without_java(place, "report", "--lake", "lake", "--output", "report.html")
     assert done.returncode == 0, done.stderr
     assert '"holds": true' in (place / "report.html").read_text()
     done = without_java(place, "audit", "--lake", "lake", "--all")

@@ -229,18 +229,18 @@ def test_a_call_of_a_unique_task_with_equal_arguments_is_a_duplicate(app, clock)
 
     first = whole.push(1, 2)
     again = whole.push(b=2, a=1)
-    assert (again.id, again.is_duplicate, first.is_duplicate) == (first.id, True, False)
-    assert not whole.push(2, 1).is_duplicate
+    assert (again.id, again.duplicate, first.duplicate) == (first.id, True, False)
+    assert not whole.push(2, 1).duplicate
     part.push("anna", "one")
-    assert part.push("anna", "two").is_duplicate
-    assert [each.is_duplicate for each in part.push_many([("ben", "x"), ("ben", "y")])] == [
+    assert part.push("anna", "two").duplicate
+    assert [each.duplicate for each in part.push_many([("ben", "x"), ("ben", "y")])] == [
         False,
         True,
     ]
     app.run_until_empty()
     assert ran == [(1, 2), (2, 1), ("anna", "one"), ("ben", "x")]
     clock.advance(seconds=301)
-    assert not whole.push(1, 2).is_duplicate
+    assert not whole.push(1, 2).duplicate
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,7 @@ def test_a_changed_source_file_restarts_the_processes(make_shop, file_url):
 def test_the_metrics_of_all_processes_are_served_for_prometheus(make_shop, file_url):
     shop = make_shop(file_url, PLAIN)
     port = lasting_port()
-    shop.start("--processes", "2", "--metrics", str(port))
+    shop.start("--processes", "2", "--metrics-port", str(port))
     module = shop.app()
     module.add.push_many([(number, 1) for number in range(20)])
 
@@ -313,7 +313,7 @@ def test_the_metrics_of_all_processes_are_served_for_prometheus(make_shop, file_
     # The other process may not have begun yet, and the last report may be older than the end.
     until(lambda: "penstock_worker_processes 2.0" in page())
     until(lambda: 'penstock_worker_tasks{state="running"} 0.0' in page())
-    code, _, err = shop.run("worker", "shop:app", "--metrics", str(port))
+    code, _, err = shop.run("worker", "shop:app", "--metrics-port", str(port))
     assert code == 7
     assert f"metrics: cannot listen on 127.0.0.1:{port}" in err
     module.app.close()

@@ -18,7 +18,7 @@ def add_limit(parser: ArgumentParser, verb: str) -> None:
     """Adds the option for the largest number of messages."""
     parser.add_argument(
         "-n",
-        dest="limit",
+        "--limit",
         type=read_count,
         default=1,
         metavar="N",

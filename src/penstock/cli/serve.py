@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.session import Session, UsageError
+from penstock.cli.values import read_duration
 from penstock.output import flush, print_text, use_json_lines
 from penstock.settings import read_keys, read_settings
 from penstock.url import store_url, without_password
@@ -69,8 +70,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--slow-request",
-        type=float,
-        metavar="SECONDS",
+        type=read_duration,
+        metavar="DURATION",
         help="a request that takes this long gets a line on stderr (default: 1)",
     )
     parser.add_argument(
@@ -94,9 +95,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     for flag, text in _SWITCHES:
         parser.add_argument(flag, action="store_true", default=None, help=text)
     _add_for_tests(parser)
-    # The two limits of --aws-limits separately, in seconds.
+    # The two limits of --aws-limits separately.
     for flag in ("--deleted-window", "--purged-window"):
-        parser.add_argument(flag, type=int, metavar="SECONDS", help=SUPPRESS)
+        parser.add_argument(flag, type=read_duration, metavar="DURATION", help=SUPPRESS)
 
 
 def _add_for_tests(parser: ArgumentParser) -> None:

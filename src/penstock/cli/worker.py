@@ -63,7 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="restart when a .py file below the current directory changes",
     )
     parser.add_argument(
-        "--metrics",
+        "--metrics-port",
         type=read_count,
         metavar="PORT",
         help=f"serve figures for Prometheus on {_METRICS_HOST}:PORT",
@@ -88,7 +88,9 @@ def run(session: Session, arguments: Namespace) -> int:
     )
     from penstock.tasks.worker.supervisor import Supervisor
 
-    session.refuse_option(arguments, "json", "a worker prints no result; --metrics serves figures")
+    session.refuse_option(
+        arguments, "json", "a worker prints no result; --metrics-port serves figures"
+    )
     if session.in_shell:
         raise UsageError("a worker cannot be started within a shell")
     named = tuple(name for name in (arguments.queues or "").split(",") if name)
@@ -119,8 +121,8 @@ def run(session: Session, arguments: Namespace) -> int:
     app.close()
     watched = Path.cwd() if arguments.reload else None
     supervisor = Supervisor(options, arguments.processes, _report, watched)
-    if arguments.metrics is not None:
-        _serve_metrics(supervisor, arguments.metrics)
+    if arguments.metrics_port is not None:
+        _serve_metrics(supervisor, arguments.metrics_port)
     _show_start(app, arguments, queues)
     line = _StatusLine(supervisor, arguments.app)
     asyncio.run(supervisor.run(line.show))
@@ -237,14 +239,14 @@ def _serve_metrics(supervisor: "Supervisor", port: int) -> None:
 
     from penstock.cli.metrics_page import MetricsPage
 
-    check_number("metrics", port, 1, 65_535)
+    check_number("metrics_port", port, 1, 65_535)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(WorkerMetrics(supervisor))  # type: ignore[arg-type]
     try:
         MetricsPage(port, registry)
     except OSError as error:
         raise AddressInUse(
-            f"metrics: cannot listen on {_METRICS_HOST}:{port}: {error.strerror}"
+            f"metrics_port: cannot listen on {_METRICS_HOST}:{port}: {error.strerror}"
         ) from None
 
 

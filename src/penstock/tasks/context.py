@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 
 from penstock.clock import Clock
+from penstock.public import Seconds, to_seconds
 from penstock.service import Attributes
 from penstock.tasks.errors import TaskError, TaskTimeout
 
@@ -57,11 +58,12 @@ class TaskContext:
             return None
         return datetime.fromtimestamp(self.deadline_ms / 1_000, UTC)
 
-    def extend(self, seconds: float) -> None:
-        """Moves the deadline to `seconds` from now; does nothing for a task without a timeout.
+    def extend(self, duration: Seconds) -> None:
+        """Moves the deadline to `duration` seconds from now, if the task has a timeout.
 
         The worker extends the claim by itself for as long as the task runs.
         """
+        seconds = to_seconds(duration)
         if not seconds > 0:
             raise TaskError(f"extend: expected a number of seconds above 0, got {seconds!r}")
         if self.deadline_ms is None:

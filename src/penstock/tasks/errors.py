@@ -1,6 +1,7 @@
 """The errors of tasks: for code that pushes them, and for code that runs them."""
 
 from penstock.errors import PenstockError, RequestError
+from penstock.public import Seconds, to_seconds
 
 
 class TaskError(RequestError):
@@ -32,14 +33,14 @@ class TaskTimeout(Exception):
 
 
 class RetryLater(Exception):
-    """Raised by a task to be run again after `seconds`, instead of after the usual backoff.
+    """Raised by a task to be run again after `delay` seconds, instead of after the usual backoff.
 
     It counts as a failed attempt, so that the task is not run for ever.
     """
 
-    def __init__(self, seconds: float, reason: str = "the task asked to be run again") -> None:
+    def __init__(self, delay: Seconds, reason: str = "the task asked to be run again") -> None:
         super().__init__(reason)
-        self.seconds = seconds
+        self.delay: float = to_seconds(delay)
 
 
 class GiveUp(Exception):

@@ -3,7 +3,7 @@
 from typing import Any, Final
 from uuid import uuid4
 
-from penstock.public import to_ms
+from penstock.public import Seconds, to_ms
 from penstock.service import PEEK_LIMIT_MAX, Push
 from penstock.tasks.envelope import Envelope, GroupPlace, Step
 from penstock.tasks.errors import TaskError
@@ -29,9 +29,9 @@ class TaskChain:
         """Pushes the first task; the result is that of the last. Raises TaskError."""
         return self._push(None)
 
-    def push_in(self, seconds: float) -> PushedTask[Any]:
+    def push_in(self, delay: Seconds) -> PushedTask[Any]:
         """The same, with the first task delayed."""
-        return self._push(to_ms("delay", seconds))
+        return self._push(to_ms("delay", delay))
 
     def _push(self, delay_ms: int | None) -> PushedTask[Any]:
         last_id = str(uuid4())

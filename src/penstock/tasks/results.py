@@ -29,15 +29,15 @@ _POLL_S_MAX: Final = 0.1
 class PushedTask(Generic[R]):
     """A task that was pushed: its id, and its result once it has ended.
 
-    `is_duplicate` if the task is unique and an equal one had been pushed: the id is that one's.
+    `duplicate` if the task is unique and an equal one had been pushed: the id is that one's.
     """
 
-    __slots__ = ("_task", "id", "is_duplicate")
+    __slots__ = ("_task", "duplicate", "id")
 
-    def __init__(self, task: "Task[..., R]", task_id: str, is_duplicate: bool = False) -> None:
+    def __init__(self, task: "Task[..., R]", task_id: str, duplicate: bool = False) -> None:
         self._task = task
         self.id = task_id
-        self.is_duplicate = is_duplicate
+        self.duplicate = duplicate
 
     def __repr__(self) -> str:
         return f"<PushedTask {self._task.name!r} {self.id}>"

@@ -152,7 +152,7 @@ def failure_of(error: BaseException) -> Failure:
         shortened(text, TRACEBACK_CHARS_MAX),
         # Wrong arguments fail again, and GiveUp asks for no retry.
         is_final=isinstance(error, GiveUp | TaskError),
-        retry_ms=max(0, round(error.seconds * 1_000)) if isinstance(error, RetryLater) else None,
+        retry_ms=max(0, round(error.delay * 1_000)) if isinstance(error, RetryLater) else None,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 import msgspec
 
 from penstock.consumer.options import refuse_generator
-from penstock.public import to_ms
+from penstock.public import Seconds, optional_ms, to_ms
 from penstock.service import BATCH_ITEMS_MAX, DELAY_MS_MAX, Push, PushMany
 from penstock.tasks.arguments import Arguments
 from penstock.tasks.envelope import Envelope, Step, body_start, encode
@@ -61,11 +61,11 @@ class Task(Generic[P, R]):
         """Pushes a call; it is durable when this returns. Raises TaskError for wrong arguments."""
         return self._push(None, self.arguments.encode(args, kwargs))
 
-    def push_in(self, seconds: float, *args: P.args, **kwargs: P.kwargs) -> "PushedTask[R]":
-        """Pushes a call that is not run before so many seconds have passed."""
-        return self._push(to_ms("delay", seconds), self.arguments.encode(args, kwargs))
+    def push_in(self, delay: Seconds, /, *args: P.args, **kwargs: P.kwargs) -> "PushedTask[R]":
+        """Pushes a call that is not run before `delay` seconds have passed."""
+        return self._push(to_ms("delay", delay), self.arguments.encode(args, kwargs))
 
-    def push_at(self, when: datetime, *args: P.args, **kwargs: P.kwargs) -> "PushedTask[R]":
+    def push_at(self, when: datetime, /, *args: P.args, **kwargs: P.kwargs) -> "PushedTask[R]":
         """Pushes a call that is not run before that instant; one that has passed is due now.
 
         Raises TaskError for a datetime without a time zone.
@@ -81,7 +81,7 @@ class Task(Generic[P, R]):
         return self._push(delay_ms, self.arguments.encode(args, kwargs))
 
     def push_many(
-        self, calls: Iterable[Sequence[Any] | Mapping[str, Any]], *, delay: float | None = None
+        self, calls: Iterable[Sequence[Any] | Mapping[str, Any]], *, delay: Seconds | None = None
     ) -> list["PushedTask[R]"]:
         """Pushes several calls in as few round trips as possible; all are checked before any.
 
@@ -89,7 +89,7 @@ class Task(Generic[P, R]):
         """
         encoded = [self._encode_item(number, call) for number, call in enumerate(calls)]
         start, attributes = self._start, trace_attributes()
-        delay_ms = None if delay is None else to_ms("delay", delay)
+        delay_ms = optional_ms("delay", delay)
         options = self.options
         pushed: list[PushedTask[R]] = []
         for at in range(0, len(encoded), BATCH_ITEMS_MAX):

@@ -34,7 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--all", action="store_true", help="check again what was checked before, not only new parts"
     )
     parser.add_argument(
-        "--shown",
+        "--limit",
         metavar="N",
         type=within(read_count, "0", "1000000"),
         default=20,
@@ -64,11 +64,11 @@ def run(session: Session, arguments: Namespace) -> int:
     with step(None, "audit"):
         if arguments.lake:
             lake = Lake.open(arguments.lake, other_owner=arguments.insecure_other_owner)
-            verdict = audit(spark, lake, engine, arguments.shown, everything=arguments.all)
+            verdict = audit(spark, lake, engine, arguments.limit, everything=arguments.all)
         else:
             [path] = arguments.journal
             Stream(path, arguments.archive).close()
-            verdict = audit_journal(spark, path, arguments.archive, engine, arguments.shown)
+            verdict = audit_journal(spark, path, arguments.archive, engine, arguments.limit)
     return print_verdict(session, arguments, verdict)
 
 

@@ -2,11 +2,12 @@
 
 import time
 from argparse import ArgumentParser, Namespace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from penstock.cli.lake.options import add_lake, add_spark, show_progress, spark_opener
 from penstock.cli.session import Session
-from penstock.cli.values import read_count, read_duration, within
+from penstock.cli.values import read_duration, within
 from penstock.spark.progress import step
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="drop events of messages that ended longer ago, such as 90d (default: drop none)",
     )
     parser.add_argument(
-        "--keep-hours",
-        metavar="N",
-        type=within(read_count, "0", "876000"),
-        default=168,
-        help="keep old versions (default: 168)",
+        "--keep-versions",
+        metavar="DURATION",
+        type=within(read_duration, "0s", "36500d"),
+        default=168 * 3_600.0,
+        help="keep the versions of the tables for this time (default: 7d)",
     )
 
 
@@ -47,7 +48,7 @@ def run(session: Session, arguments: Namespace) -> int:
     spark = spark_opener(arguments)
     if arguments.keep is not None:
         _drop_events(session, arguments, lake, spark)
-    for name, done in compact_lake(spark, lake, arguments.keep_hours):
+    for name, done in compact_lake(spark, lake, ceil(arguments.keep_versions / 3_600)):
         session.print_result(
             arguments,
             {"table": name, **done},

@@ -18,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_lake(parser)
     add_spark(parser)
     parser.add_argument(
-        "--out", metavar="FILE", required=True, help="the page, such as report.html"
+        "--output", metavar="FILE", required=True, help="the page, such as report.html"
     )
 
 
@@ -26,9 +26,9 @@ def run(session: Session, arguments: Namespace) -> int:
     """Runs the action. Raises UsageError or LakeUnusable."""
     from penstock.spark.lake import Lake
 
-    check_writable("--out", arguments.out)
+    check_writable("--output", arguments.output)
     lake = Lake.open(arguments.lake, other_owner=arguments.insecure_other_owner)
-    write_report(session, arguments, spark_opener(arguments), lake, arguments.out)
+    write_report(session, arguments, spark_opener(arguments), lake, arguments.output)
     return 0
 
 
