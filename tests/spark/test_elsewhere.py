@@ -377,19 +377,29 @@ def kill_at_work(process, cluster):
 
     What the process prints.
     """
+
+    def at_work():
+        process.stdin.write("\n")
+        at, *busy = process.stdout.readline().split()
+        return at, busy
+
     assert process.stdout.readline() == "ready\n"
     for table in ("messages", "balances"):
-        while True:
+        killed = False
+        while not killed:
+            at, busy = at_work()
+            assert at != "end", f"no executor was at work on {table}"
+            if at != table or not busy:
+                PAUSE.wait(0.05)
+                continue
             with cluster.stopped() as executors:
-                process.stdin.write("\n")
-                at, *named = process.stdout.readline().split()
-                busy = [each for each in named if each in executors]
-                assert at != "end", f"no executor was at work on {table}"
-                if at == table and busy:
+                # Asked again: from now on no task ends.
+                at, named = at_work()
+                busy = [each for each in named if at == table and each in executors]
+                if busy:
                     worker, executor = executors[busy[0]]
                     os.kill(executor if table == "messages" else worker, signal.SIGKILL)
-                    break
-            PAUSE.wait(0.05)
+                    killed = True
     output, _ = process.communicate(timeout=500)
     return output
 

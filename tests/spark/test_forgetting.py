@@ -12,7 +12,7 @@ from penstock.core.events import Pushed, QueueCreated
 from penstock.core.receipts import MessageIds
 from penstock.service import QueueSettings
 from penstock.spark.bronze import events_table, ingest
-from penstock.spark.lake import Lake, Table, locked, locked_outbox
+from penstock.spark.lake import OUTBOX, Lake, Table, locked
 from penstock.spark.stream import Stream
 from tests.spark.journals import write_store
 from tests.spark.lakes import Stopped
@@ -141,9 +141,9 @@ def test_forgetting_is_refused_while_a_run_or_a_replay_has_the_content_elsewhere
     with locked(lake, "events"):
         assert forget(lake, id_of(store, 1)) > 1
         assert "another process is changing its events" in capsys.readouterr().err
-    with locked_outbox(lake):
+    with locked(lake, OUTBOX):
         assert forget(lake, id_of(store, 1)) > 1
-        assert "another replay from this lake is running" in capsys.readouterr().err
+        assert "another process is replaying from it" in capsys.readouterr().err
     assert all_bytes(lake.path) == before
 
 

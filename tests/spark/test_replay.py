@@ -23,7 +23,7 @@ from penstock.errors import InvalidField, UnavailableError
 from penstock.service import CreateQueue, Pull, Push, QueueSettings, Release
 from penstock.spark import replay as replaying
 from penstock.spark.bronze import ingest
-from penstock.spark.lake import Lake, LakeUnusable, locked_outbox
+from penstock.spark.lake import OUTBOX, Lake, LakeBusy, locked
 from penstock.spark.progress import show_steps, status
 from penstock.spark.replay import backfill, beside, replay, replays_table
 from penstock.spark.update import update
@@ -325,8 +325,8 @@ def test_a_queue_with_the_name_of_the_staging_queue_is_not_changed(spark, lake, 
 
 def test_two_replays_of_a_lake_do_not_run_at_once(spark, lake, near):
     with (
-        locked_outbox(lake),
-        pytest.raises(LakeUnusable, match="another replay from this lake is running"),
+        locked(lake, OUTBOX),
+        pytest.raises(LakeBusy, match="another process is replaying from it"),
     ):
         replay(spark, lake, near, WHERE, "orders")
 

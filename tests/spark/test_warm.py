@@ -9,6 +9,7 @@ pytest.importorskip("pyspark", reason="service not installed: penstock[spark]")
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,6 +140,37 @@ def test_whoever_lacks_the_token_is_refused(place, kept):
 def test_the_token_is_not_sent_to_a_port_of_another_user(place, kept, monkeypatch):
     monkeypatch.setattr("penstock.spark.warm._listener", lambda port: os.geteuid() + 1)
     assert use_warm(Lake.open(place / "lake")) is None
+
+
+def test_another_lake_does_not_find_the_session(place, kept):
+    other = Lake.open(place / "other", create=True)
+    lake = Lake.open(place / "lake")
+    # A copy has the id of the lake it was made from.
+    (place / "copy").mkdir()
+    shutil.copy(place / "lake" / "lake.json", place / "copy")
+    copy = Lake.open(place / "copy")
+    assert copy.id == lake.id
+    assert find_warm(lake) == kept
+    assert find_warm(other) is None
+    assert find_warm(copy) is None
+
+
+@pytest.mark.root
+def test_a_note_that_is_damaged_or_of_another_user_is_not_used(place, kept):
+    note, lake = note_of(kept), Lake.open(place / "lake")
+    written = note.read_text()
+    try:
+        for text in ("", "[]", "{}", written[:-1], written.replace('"port"', '"gate"')):
+            note.write_text(text)
+            assert use_warm(lake) is None
+        note.write_text(written)
+        os.chown(note, 65534, 65534)
+        assert find_warm(lake) is None
+        assert use_warm(lake) is None
+    finally:
+        os.chown(note, 0, 0)
+        note.write_text(written)
+    assert find_warm(lake) == kept
 
 
 def test_a_session_that_was_killed_is_noticed_and_replaced(place, kept):

@@ -11,15 +11,15 @@ import shutil
 from collections.abc import Sequence
 
 from penstock.spark.bronze import events_table, remove_staged
-from penstock.spark.lake import Lake, locked, locked_outbox, our_errors
+from penstock.spark.lake import OUTBOX, Lake, locked, our_errors
 
 
 def forget_content(lake: Lake, message_ids: Sequence[str]) -> dict[str, int]:
     """Removes the content of these messages; from how many rows of each.
 
-    Raises LakeBusy if a run is adding events, and LakeUnusable if a replay is running.
+    Raises LakeBusy if a run is adding events or a replay is running.
     """
-    with our_errors(), locked_outbox(lake) as outbox, locked(lake, "events"):
+    with our_errors(), locked(lake, OUTBOX), locked(lake, "events"):
         table = events_table(lake)
         rows = {
             message_id: table.update(
@@ -30,7 +30,7 @@ def forget_content(lake: Lake, message_ids: Sequence[str]) -> dict[str, int]:
             )
             for message_id in message_ids
         }
-        shutil.rmtree(outbox, ignore_errors=True)
+        shutil.rmtree(lake.path / OUTBOX, ignore_errors=True)
         remove_staged(lake)
         # Also if no row was changed: older versions may still hold rows that were dropped.
         table.drop_versions(0)

@@ -33,7 +33,6 @@ from penstock.files import (
     OtherOwner,
     check_named,
     make_directories,
-    open_directory,
     open_in,
     read_in,
     write_in,
@@ -60,8 +59,10 @@ _DRAFT: Final = f".{MARKER}."
 COMPACT_BYTES: Final = 128 << 20
 # An id is part of the name of a file in a store: that of the lake's reader.
 _ID: Final = re.compile(r"[0-9a-f]{1,64}")
-# The lock of a run that watches.
+# The lock of a run that watches, and that of a replay, which is also its directory.
 WATCH: Final = "watch"
+OUTBOX: Final = "outbox"
+_DOING: Final = {WATCH: "is watching for it", OUTBOX: "is replaying from it"}
 _LOCK_POLL_S: Final = 0.05
 # The partition column of a table in parts; Delta's log has its values, the Parquet files do not.
 PART: Final = "part"
@@ -182,7 +183,7 @@ def _is_foreign(path: Path) -> bool:
 def locked(lake: Lake, name: str, *, wait_s: float = 0.0) -> Iterator[None]:
     """Excludes other processes from the same work; ends with the process. Raises LakeBusy.
 
-    The locks are `watch`, `events`, `tables` and `verdicts`; a process takes them in this order.
+    The locks are `watch`, `outbox`, `events`, `tables` and `verdicts`, taken in this order.
     With `wait_s`, it is waited for so long.
     """
     end_s = time.monotonic() + wait_s
@@ -199,31 +200,13 @@ def locked(lake: Lake, name: str, *, wait_s: float = 0.0) -> Iterator[None]:
                 if time.monotonic() < end_s:
                     threading.Event().wait(_LOCK_POLL_S)
                     continue
-                doing = "is watching for it" if name == WATCH else f"is changing its {name}"
+                doing = _DOING.get(name, f"is changing its {name}")
                 raise LakeBusy(
                     f"{lake.path}: another process {doing}; wait until it ends"
                 ) from None
         yield
     finally:
         os.close(file)
-
-
-@contextmanager
-def locked_outbox(lake: Lake) -> Iterator[Path]:
-    """Excludes other replays from this lake; gives the directory of what is about to be sent.
-
-    Raises LakeUnusable if a replay is running.
-    """
-    # The lock is on the directory itself, and ends with the process that holds it.
-    fd = open_directory(lake.path)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LakeUnusable(f"{lake.path}: another replay from this lake is running") from None
-        yield lake.path / "outbox"
-    finally:
-        os.close(fd)
 
 
 @dataclass(frozen=True)

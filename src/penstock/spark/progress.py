@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.spark.session import is_remote
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -193,11 +195,6 @@ def _tasks(spark: "SparkSession | None") -> _Tasks:
         # The session is ending: whoever uses it gets the error.
         return _Tasks()
     return _Tasks(done, of, rows, tuple(numbers), waits)
-
-
-def is_remote(spark: "SparkSession") -> bool:
-    """Whether the session is one of Spark Connect."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def _describe(spark: "SparkSession | None", name: str | None) -> None:

@@ -34,7 +34,7 @@ from penstock.errors import InvalidField, QueueNotFound, RequestError, Unavailab
 from penstock.public import QueueDescription
 from penstock.service import TTL_MS_MAX, Batch, Push, check_name, check_number
 from penstock.spark.bronze import events_table
-from penstock.spark.lake import Lake, LakeUnusable, Table, first_line, locked_outbox, our_errors
+from penstock.spark.lake import OUTBOX, Lake, LakeUnusable, Table, first_line, locked, our_errors
 from penstock.spark.progress import WaitStep, step
 from penstock.spark.tables import MESSAGES
 
@@ -96,15 +96,17 @@ def replay(
     """Sends every message of the lake that meets the condition and was not sent before.
 
     `name` identifies the replay: under another name the same messages are sent again. It defaults
-    to the target's name. Raises InvalidField for a condition that cannot be used, and LakeUnusable;
-    then nothing has been sent. After an error of the queue the next run continues the replay.
+    to the target's name. Raises InvalidField for a condition that cannot be used, LakeUnusable, and
+    LakeBusy if another replay is running; then nothing has been sent. After an error of the queue
+    the next run continues the replay.
     """
     if rate is not None:
         check_number("rate", rate, 1, RATE_MAX)
     name = check_name(name or to, "name")
     queues.describe(to)
     chosen = _chosen(spark, lake, where)
-    with locked_outbox(lake) as outbox:
+    outbox = lake.path / OUTBOX
+    with locked(lake, OUTBOX):
         target = _Target(lake, queues, to, name, rate)
         if not dry_run:
             target.settle()

@@ -13,6 +13,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 import re
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ import numpy as np
 
 import penstock
 from penstock import drawing
+from penstock.files import open_in
 from penstock.service import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from penstock.spark.audit import Verdict, audit, is_judged
 from penstock.spark.blocks import KIND_NAMES
@@ -111,7 +113,7 @@ def make_report(spark: "SparkSession", lake: Lake) -> tuple[str, ReportSummary]:
 def read_current(lake: Lake, page: Path) -> ReportSummary | None:
     """What a page says of itself, if a report of the lake would be the same; needs no Spark."""
     try:
-        with page.open("rb") as file:
+        with os.fdopen(open_in(page.parent, page.name), "rb") as file:
             found = _SUMMARY.search(file.read(_HEAD_BYTES))
         said = None if found is None else html.unescape(found[1].decode())
         summary = None if said is None else msgspec.json.decode(said, type=ReportSummary)

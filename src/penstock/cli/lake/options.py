@@ -13,10 +13,11 @@ from penstock.cli.values import read_pair
 from penstock.errors import InvalidField
 from penstock.journal.store import journals_in
 from penstock.output import report
-from penstock.spark.progress import follow_remote, is_remote, step
+from penstock.spark.progress import follow_remote, step
 from penstock.spark.session import (
     check_address,
     expected_start_s,
+    is_remote,
     is_started,
     make_history,
     make_session,
