@@ -248,7 +248,7 @@ store, lake, page = sys.argv[1:]
 run = ["pipeline", "run", "--journal", store, "--lake", lake]
 status = main([*run, "--audit", "--report", page])
 status += main(["pipeline", "audit", "--lake", lake])
-status += main(["pipeline", "report", "--lake", lake, "--out", page])
+status += main(["pipeline", "report", "--lake", lake, "--output", page])
 print(status, sorted({"pandas", "pyspark"} & set(sys.modules)))
 """
 
