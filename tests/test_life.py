@@ -2,7 +2,7 @@
 
 import penstock
 from penstock.clock import ManualClock
-from penstock.life import CLAIMS_TOLD_MAX, in_words, life
+from penstock.life import CLAIMS_TOLD_MAX, UNKNOWN_PUSHER, in_words, life
 from penstock.service import HistoryEvent
 
 # 2026-11-19 14:01:02 UTC.
@@ -51,8 +51,7 @@ def test_a_dead_letter_is_told_with_the_queue_it_waits_in():
         assert (found.state, found.queue, found.deliveries) == ("visible", "dead", 1)
         assert [each.state for each in found.episodes][:3] == ["delayed", "visible", "in flight"]
         assert found.sentences == [
-            "Pushed to mail at 2026-11-19 14:01:02 by a producer whose name was not kept, "
-            "delayed until 14:01:12.",
+            f"Pushed to mail at 2026-11-19 14:01:02 by {UNKNOWN_PUSHER}, delayed until 14:01:12.",
             "Delivered once.",
             "A consumer that gave no name released it at 14:01:12, after 0 ms.",
             "Dead-lettered from mail to dead at 14:01:12, after 1 delivery.",

@@ -19,6 +19,7 @@ from penstock.errors import (
     JournalError,
     QueueFull,
     StoreFull,
+    StoreInUse,
     StoreUnusable,
 )
 from penstock.persisted import PersistedQueue
@@ -241,7 +242,7 @@ def test_a_closed_queue_refuses_and_may_be_closed_twice(queue):
 
 
 def test_two_processes_cannot_open_one_queue(tmp_path, queue):
-    with pytest.raises(StoreUnusable, match=f"in use by process {os.getpid()}"):
+    with pytest.raises(StoreInUse, match=f"in use by process {os.getpid()}"):
         PersistedQueue(tmp_path / "queue")
 
 

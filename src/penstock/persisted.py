@@ -63,10 +63,11 @@ class PersistedQueue:
     pop is at most once: a crash between its return and your use of the item loses it. Where that
     matters, peek, do the work, then pop.
 
-    Raises StoreUnusable if the directory cannot be used (the sentence says why), StoreFull if the
-    disk is full (pop still works, and push works again when there is room), and JournalError after
-    the disk failed a sync: then close the queue and open it again. An item that is damaged on the
-    disk is skipped and listed in `quarantined`; those behind it are not affected.
+    Raises StoreUnusable if the directory cannot be used (the sentence says why), StoreInUse if
+    another process has it, StoreFull if the disk is full (pop still works, and push works again
+    when there is room), and JournalError after the disk failed a sync: then close the queue and
+    open it again. An item that is damaged on the disk is skipped and listed in `quarantined`; those
+    behind it are not affected.
     """
 
     def __init__(

@@ -77,6 +77,17 @@ def test_it_ends_with_burst_when_no_message_is_visible(url, capsys):
     assert capsys.readouterr().out == "1 of 1 messages done\n"
 
 
+def test_a_burst_in_which_an_invocation_failed_ends_with_status_1(url, capsys):
+    for body in ("a", "bad", "b"):
+        main(["push", "orders", body, "--url", url])
+    capsys.readouterr()
+    words = ["--queue", "orders", "--batch-size", "1", "--report-failures", "--burst", "--url", url]
+    assert main(["lambda", "shop:handler", *words]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{done} of 1 messages done" for done in (1, 0, 1)
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [

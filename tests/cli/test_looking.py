@@ -2,11 +2,17 @@
 
 import os
 import sys
+from contextlib import closing
 
 import pytest
 
 import penstock
+from penstock.backends.engine.blocking import BlockingEngine
+from penstock.backends.engine.store import open_engine
 from penstock.backends.remote.starting import daemon_status
+from penstock.cli.histories import read_history
+from penstock.client import Queues
+from penstock.errors import Overloaded
 
 LOOKS = ("list", "stats", "stats orders", "peek orders", "configure orders", "history ID", "why ID")
 CHANGES = (
@@ -128,5 +134,16 @@ def test_commands_that_look_ask_the_process_that_holds_the_store(run_main, store
 def test_a_store_that_a_program_has_opened_for_itself_is_named(run_main, store):
     with penstock.connect(f"file:{store}?embedded=1"):
         done = run_main("stats", "--url", f"file:{store}")
-    assert done.status == 6
-    assert f"{store / 'journal'}: in use by process {os.getpid()}" in done.err
+    assert done.status == 8
+    assert f"{store / 'journal'}: in use by process {os.getpid()}; end that process" in done.err
+
+
+def test_why_waits_while_the_store_reads_what_was_before_its_opening(store):
+    with closing(penstock.connect(f"file:{store}?embedded=1")) as queues:
+        ids = [queues.push("orders", b"x" * 900_000) for _ in range(4)]
+    engine = open_engine(store, background=False)
+    engine.journal.unindexed_s_max = 0
+    with Queues(BlockingEngine(engine)) as queues:
+        with pytest.raises(Overloaded, match="ask again"):
+            queues.history(ids[-1])
+        assert [each.kind for each in read_history(queues, ids[-1])] == ["Pushed"]

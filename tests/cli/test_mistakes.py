@@ -36,6 +36,12 @@ QUOTES = "put a text of several words in quotes"
         ),
         ("'' create", "'' is not a command: the command comes first, as in penstock create ''", ""),
         ("push orders x --dely 5", "unknown option --dely; did you mean --delay?", "push "),
+        ("push orders --form x", "unknown option --form; did you mean --from?", "push "),
+        (
+            "pipeline run --jurnal x --lake y",
+            "unknown option --jurnal; did you mean --journal?",
+            "pipeline run ",
+        ),
         ("push orders hello world", f"world is one word too many; {QUOTES}", "push "),
         ("list --zz", "unknown option --zz", "list "),
         ("daemon", "the action is missing: status, stop, run", "daemon "),

@@ -1,10 +1,12 @@
 """The index of a journal: the history of a message is found without reading all of it."""
 
 import random
+import re
 
 import pytest
 
 from penstock.core.events import Claimed, Deleted, Pushed
+from penstock.errors import Overloaded
 from penstock.journal.file_journal import FileJournal
 from penstock.journal.index import NumberIndex
 from penstock.journal.segments import Segments
@@ -132,4 +134,26 @@ def test_a_history_ends_with_the_end_of_the_message(tmp_path):
     assert without_bodies(found(journal, 1)) == without_bodies(events[1])
     # Of the parts behind its deletion none was read.
     assert len(journal._index._parts) <= 2
+    journal.close()
+
+
+def test_a_history_before_the_index_is_complete_ends_soon_and_goes_on_when_asked_again(tmp_path):
+    journal = open_journal(tmp_path)
+    events = lives(journal, 300, b"x" * 20_000)
+    journal.sync()
+    journal.close()
+    journal = open_journal(tmp_path)
+    journal.unindexed_s_max = 0
+    parts = []
+    while True:
+        try:
+            told = found(journal, 300)
+        except Overloaded as error:
+            parts.append(int(re.search(r"is being read, (\d+)% so far", str(error))[1]))
+        else:
+            break
+    # Each question reads another part, and none is read twice.
+    assert len(parts) >= 4
+    assert parts == sorted(set(parts))
+    assert without_bodies(told) == without_bodies(events[300])
     journal.close()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidField, JournalError, StoreUnusable
+from penstock.errors import InvalidField, JournalError, StoreInUse, StoreUnusable
 from penstock.journal.reader import JournalReader
 from penstock.journal.scan import Quarantined
 from penstock.journal.segments import Segments
@@ -319,7 +319,7 @@ def test_an_invalid_file_size_is_refused(tmp_path, file_bytes):
 
 
 def test_the_error_of_a_second_writer_names_the_process_that_has_the_stream(tmp_path):
-    with open_in(tmp_path), pytest.raises(StoreUnusable) as refused:
+    with open_in(tmp_path), pytest.raises(StoreInUse) as refused:
         open_in(tmp_path)
     assert str(refused.value) == f"{tmp_path}: in use by process {os.getpid()}"
     open_in(tmp_path).close()

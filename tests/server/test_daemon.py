@@ -28,7 +28,7 @@ from penstock.backends.remote.starting import daemon_status
 from penstock.cli import daemon as command
 from penstock.cli.parser import Parser
 from penstock.cli.session import Session
-from penstock.errors import BackendLost, InvalidField, StoreUnusable, UnavailableError
+from penstock.errors import BackendLost, InvalidField, StoreInUse, StoreUnusable, UnavailableError
 from penstock.wire.frames.frames import PRELUDE
 from tests.server.conftest import TIMEOUT_S, DaemonProcess, end_daemon, until
 
@@ -268,14 +268,14 @@ def test_a_store_of_another_version_is_refused(store):
 def test_a_store_that_is_embedded_in_another_process_is_refused(store):
     with penstock.connect(f"file:{store}?embedded=1") as queues:
         queues.create("orders")
-        complaint = refusal(store, StoreUnusable)
-        assert f"in use by process {os.getpid()}" in complaint
+        complaint = refusal(store, StoreInUse)
+        assert f"by process {os.getpid()}; end that process, or use file:{store}" in complaint
     with connect(store) as queues:
         assert queues.list() == ["orders"]
 
 
 def test_a_store_with_a_daemon_cannot_be_embedded(store):
-    with connect(store), pytest.raises(StoreUnusable, match=f"process {running_pid(store)}"):
+    with connect(store), pytest.raises(StoreInUse, match=f"process {running_pid(store)}; end"):
         penstock.connect(f"file:{store}?embedded=1")
 
 

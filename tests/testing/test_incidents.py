@@ -171,6 +171,7 @@ def test_a_fifo_queue_gives_its_groups_again_in_order(quick_path, monkeypatch):
         (["--queue", "none"], 3, "the journal has no queue 'none'"),
         (["--queue", "orders", "--last", "0"], 2, "0 s is no time"),
         (["--queue", "orders", "--output", "store"], 2, "store exists already"),
+        (["--queue", "orders", "--archive", "none"], 2, "--archive: none is not a directory"),
         ([], 2, "required: --queue"),
     ],
 )
@@ -181,9 +182,10 @@ def test_a_capture_that_is_wrong_says_so_and_writes_nothing(incident, capsys, wo
     assert sorted(incident.iterdir()) == before
 
 
-def test_a_time_in_which_nothing_happened_is_status_1(incident):
+def test_a_time_in_which_nothing_happened_is_said(incident, capsys):
     words = ["--queue", "orders", "--last", "1s"]
     assert main(["capture", str(incident / "store"), *words]) == 1
+    assert "nothing happened in orders in the last 1s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

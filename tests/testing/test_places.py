@@ -68,11 +68,20 @@ def test_processes_that_share_a_directory_start_one_server(tmp_path):
     started = []
 
     def start(run_pid):
-        started.append(run_pid)
-        return "http://127.0.0.1:1"
+        listener = socket.create_server(("127.0.0.1", 0))
+        started.append((run_pid, listener))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
-    assert shared_url(tmp_path, 7, start) == shared_url(tmp_path, 7, start)
-    assert started == [7]
+    first = shared_url(tmp_path, 7, start)
+    assert shared_url(tmp_path, 7, start) == first
+    ((run_pid, listener),) = started
+    assert run_pid == 7
+    # It was killed: its address leads nowhere.
+    listener.close()
+    second = shared_url(tmp_path, 7, start)
+    assert shared_url(tmp_path, 7, start) == second
+    assert len(started) == 2
+    started[1][1].close()
 
 
 def test_the_server_ends_with_the_process_that_it_was_started_for():

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final
 
 from penstock.cli.session import Session, UsageError
-from penstock.cli.values import read_duration
+from penstock.cli.values import read_duration, show_duration
 from penstock.errors import InvalidField
 from penstock.files import write_in
 from penstock.journal import codec
 from penstock.journal.slices import Redactor, SliceCutter, messages_of
 from penstock.journal.store import open_reader
-from penstock.output import counted
+from penstock.output import counted, report
 
 _TEST: Final = '''\
 """What happened in the queue {queue}: the same messages, in the same order, at the same times."""
@@ -68,7 +68,10 @@ def run(session: Session, arguments: Namespace) -> int:
     for path in (output, test) if arguments.pytest else (output,):
         if path.exists():
             raise UsageError(f"{path} exists already; remove it, or name another --output")
-    from_ms = round(time.time_ns() / 1_000_000 - arguments.last * 1_000)
+    if arguments.archive is not None and not Path(arguments.archive).is_dir():
+        raise UsageError(f"--archive: {arguments.archive} is not a directory")
+    span_ms = round(arguments.last * 1_000)
+    from_ms = time.time_ns() // 1_000_000 - span_ms
     cutter = SliceCutter(arguments.queue, from_ms)
     with open_reader(session.path(arguments), arguments.archive) as reader:
         for entry in reader.entries(reader.first_offset):
@@ -82,6 +85,10 @@ def run(session: Session, arguments: Namespace) -> int:
             )
     cut = cutter.cut()
     if not cut.steps:
+        report(
+            f"nothing happened in {arguments.queue} in the last {show_duration(span_ms)}, as far "
+            "as the journal still has it: give a longer --last, or an --archive"
+        )
         return 1
     if arguments.redact:
         cut = Redactor().redacted(cut)

@@ -53,7 +53,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="how long an invocation may take (default: 3s)",
     )
     parser.add_argument(
-        "--burst", action="store_true", help="end when no message is visible any more"
+        "--burst",
+        action="store_true",
+        help="end when no message is visible any more; status 1 if any has failed",
     )
 
 
@@ -89,9 +91,10 @@ def run(session: Session, arguments: Namespace) -> int:
         tell = partial(_tell, session, arguments)
         mapping = EventSourceMapping(queues, arguments.queue, function, options, tell)
         if arguments.burst:
-            while mapping.poll() is not None:
-                pass
-            return 0
+            has_failed = False
+            while (batch := mapping.poll()) is not None:
+                has_failed |= batch.failed > 0
+            return 1 if has_failed else 0
 
         def stop(number: int, frame: FrameType | None) -> None:
             mapping.end()

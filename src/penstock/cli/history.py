@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from penstock.cli.histories import read_history
 from penstock.cli.session import Session
 from penstock.cli.show import table
 from penstock.life import in_words, life
@@ -23,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(session: Session, arguments: Namespace) -> int:
     """Prints the events."""
     with session.looking(arguments) as queues:
-        events = queues.history(arguments.id)
+        events = read_history(queues, arguments.id)
     if not arguments.json:
         told = life(events, time.time_ns() // 1_000_000)
         for sentence in told.sentences:

@@ -17,6 +17,7 @@ from argparse import (
 )
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import takewhile
 from typing import Any, Final, NoReturn, Protocol, cast
 
 from penstock import __version__
@@ -64,6 +65,8 @@ COMMANDS: Final = {
     "shell": "run commands from stdin in one process, one for each line",
 }
 
+# How argparse says that an argument is missing.
+_MISSING: Final = ("the following arguments are required", "is required")
 # Names that no module can have.
 _MODULES: Final = {"lambda": "event_source"}
 
@@ -121,6 +124,7 @@ class Parser(ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
         self._unloaded_command = command
         self._actions_of_command: _SubParsersAction[Any] | None = None
+        self._words: Sequence[str] = ()
 
     def load(self) -> None:
         """Imports the module of the command and adds its arguments, once."""
@@ -133,6 +137,7 @@ class Parser(ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
         self.load()
+        self._words = () if args is None else args
         found, surplus = super().parse_known_args(args, namespace)
         if surplus:
             self.error(describe_surplus(surplus, self.format_help()))
@@ -149,6 +154,16 @@ class Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if self._actions_of_command is not None and message.endswith(": ACTION"):
             message = f"the action is missing: {', '.join(self._actions_of_command.choices)}"
+        elif message.endswith(_MISSING) or message.startswith(_MISSING):
+            # Most likely it is there, and misspelt.
+            known = self._option_string_actions
+            unknown = [
+                each
+                for each in takewhile("--".__ne__, self._words)
+                if each.startswith("--") and each.partition("=")[0] not in known
+            ]
+            if unknown:
+                message = describe_surplus(unknown, self.format_help())
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 

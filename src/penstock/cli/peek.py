@@ -4,6 +4,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
+from penstock.cli.histories import read_history
 from penstock.cli.session import Session
 from penstock.cli.show import NOTHING_TOLD, Told, message_as_json, message_as_text
 from penstock.cli.values import read_count
@@ -54,7 +55,7 @@ def told_of(queues: Queues, message: Message, state: str) -> Told:
     if state != "delayed" and message.source is None:
         return told
     try:
-        events = queues.history(message.id)
+        events = read_history(queues, message.id)
     except (UnsupportedOperation, MessageNotFound, CorruptEntry):
         # A store without histories, or whose journal has dropped or damaged this one.
         return told

@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 
 import msgspec
 
+from penstock.cli.histories import read_history
 from penstock.cli.session import Session
 from penstock.cli.show import joined
 from penstock.life import life
@@ -18,7 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(session: Session, arguments: Namespace) -> int:
     """Prints the sentences; with --json, the episodes of its life, too."""
     with session.looking(arguments) as queues:
-        events = queues.history(arguments.id)
+        events = read_history(queues, arguments.id)
     told = life(events, time.time_ns() // 1_000_000)
     text = joined(told.sentences)
     session.print_result(arguments, {"id": arguments.id, **msgspec.structs.asdict(told)}, text)

@@ -7,11 +7,14 @@ append gets a sequence from the journal, which is the order of all events.
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from penstock.core.events import AnyEvent, Pushed
 from penstock.errors import UnsupportedOperation
 from penstock.service import Command
+
+# The number by which `history` gives the events of queues.
+QUEUES: Final = 0
 
 
 class Journal(Protocol):
@@ -53,10 +56,11 @@ class Journal(Protocol):
         ...
 
     def history(self, number: int) -> Iterable[AnyEvent | None]:
-        """The events of one message that the journal still has, oldest first.
+        """The events of one message that the journal still has, oldest first; 0: of all queues.
 
         Yields None each time that reading took some milliseconds, so that the caller can do other
-        work on the journal in between.
+        work on the journal in between. Raises Overloaded, which says how far it is, when it has
+        read for long what is not indexed yet: the next call goes on from there.
         """
         ...
 
@@ -184,5 +188,5 @@ class MemoryJournal:
 
 
 def concerns(event: AnyEvent, number: int) -> bool:
-    """Whether the event is about this one message."""
-    return getattr(event, "number", None) == number
+    """Whether the event is about this one message, or with 0 about a queue as a whole."""
+    return getattr(event, "number", 0) == number

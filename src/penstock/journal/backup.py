@@ -14,6 +14,7 @@ is complete. `docs/formats/backup.md` has the rules for a restored store.
 """
 
 import fcntl
+import itertools
 import os
 import shutil
 import time
@@ -58,6 +59,8 @@ _CHUNK_BYTES: Final = 1024 * 1024
 _IDENTITY_BYTES: Final = 16
 _ATTEMPTS_MAX: Final = 5
 _READER: Final = "backup-"
+# One process may take several backups at a time.
+_numbers: Final = itertools.count(1)
 
 
 class BackupMark(msgspec.Struct, frozen=True):
@@ -242,9 +245,9 @@ def _finish(draft: Path, to: Path) -> MadeCopy:
 @contextmanager
 def _kept_files(store: Path) -> Iterator[None]:
     """While this lasts, the writer drops no file that the journal has now."""
-    name = f"{_READER}{os.getpid()}"
+    name = f"{_READER}{os.getpid()}-{_pid_namespace()}-{next(_numbers)}"
     for each in reader_positions.registered(store):
-        if each.name.startswith(_READER) and not _runs(each.name.removeprefix(_READER)):
+        if each.name.startswith(_READER) and _has_ended(each.name.removeprefix(_READER)):
             reader_positions.forget(store, each.name)
     try:
         with open_reader(store) as reader:
@@ -254,15 +257,29 @@ def _kept_files(store: Path) -> Iterator[None]:
         reader_positions.forget(store, name)
 
 
-def _runs(pid: str) -> bool:
-    """Whether there is a process of this number."""
+def _pid_namespace() -> int:
+    """The number of the namespace in which this process has its number; 0 if there are none."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _has_ended(name: str) -> bool:
+    """Whether the process of a backup's reader is known to have ended.
+
+    In another namespace, such as a container's, its number says nothing here.
+    """
+    pid, _, rest = name.partition("-")
+    if rest.partition("-")[0] not in ("", str(_pid_namespace())):
+        return False
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, ValueError, OverflowError):
-        return False
-    except PermissionError:
         return True
-    return True
+    except PermissionError:
+        return False
+    return False
 
 
 def _copy(source: Path, draft: Path, identity: bytes | None = None) -> tuple[_Range, bytes]:

@@ -110,6 +110,7 @@ _pack_pushed = struct.Struct("<HxxIQQQQ4xI8xII").pack
 _pack_event = EVENT.pack
 # One field of all headers: a slice of the block as an array of integers of the field's size.
 _NUMBER_AT: Final = 8
+_unpack_number: Final = struct.Struct("<Q").unpack_from
 _NUMBER: Final = slice((BLOCK_BYTES + _NUMBER_AT) // 8, None, EVENT_BYTES // 8)
 _BODY_BYTES: Final = slice((BLOCK_BYTES + 44) // 4, None, EVENT_BYTES // 4)
 _SECOND_BYTES: Final = slice((BLOCK_BYTES + 50) // 2, None, EVENT_BYTES // 2)
@@ -545,6 +546,9 @@ def numbers_in(data: bytes) -> Sequence[int]:
     """The numbers of the messages that the events of a block are about; 0 for those of queues."""
     count = BLOCK.unpack_from(data)[0] if len(data) >= BLOCK_BYTES else 0
     count = min(count, max(0, len(data) - BLOCK_BYTES) // EVENT_BYTES)
+    if count == 1:
+        # Most entries have one event: this takes a third of the time.
+        return _unpack_number(data, BLOCK_BYTES + _NUMBER_AT)
     # A header is eight words, of which the second is the number.
     return words(data[BLOCK_BYTES : BLOCK_BYTES + EVENT_BYTES * count])[1::8]
 

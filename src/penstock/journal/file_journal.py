@@ -17,13 +17,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from math import inf
 from time import perf_counter
 from typing import Final, Literal, get_args
 
 from penstock.core.events import AnyEvent, Arrived, Deleted, Expired, Lost, Pushed
 from penstock.core.runs import Run
 from penstock.durations import Durations
-from penstock.errors import CorruptEntry, InvalidField, StoreUnusable
+from penstock.errors import CorruptEntry, InvalidField, Overloaded, StoreUnusable
 from penstock.forked import start_over_when_forked
 from penstock.journal import codec, concerns
 from penstock.journal.commit import GroupCommit
@@ -47,6 +48,8 @@ _MARK_BYTES: Final = 1024 * 1024
 _HISTORY_BYTES: Final = 1024 * 1024
 _HISTORY_ENTRIES: Final = 1_000
 _HISTORY_EVENTS: Final = 1_000
+# How long one history reads what is not indexed. It is indexed then, and the next one goes on.
+_UNINDEXED_S_MAX: Final = 2.0
 # Nothing happens to a message after one of these.
 _LAST_EVENTS: Final = (Deleted, Expired, Lost, Arrived)
 # A number that no message has: its history indexes the journal.
@@ -104,6 +107,7 @@ class FileJournal:
         self._marks: deque[int] = deque()
         self._next_mark = 0
         self._index = NumberIndex()
+        self.unindexed_s_max = _UNINDEXED_S_MAX
         self._numbers = self._index.numbers
         self._answers_before_sync = durability != "sync"
         self._recent: dict[int, Pushed] = {}
@@ -282,6 +286,9 @@ class FileJournal:
             yield entry
 
     def history(self, number: int) -> Iterator[AnyEvent | None]:
+        return self._history(number, perf_counter() + self.unindexed_s_max)
+
+    def _history(self, number: int, give_up_s: float) -> Iterator[AnyEvent | None]:
         index = self._index
         offset, end = self.segments.first_offset, self.segments.end_offset
         indexed_until = 0
@@ -319,10 +326,21 @@ class FileJournal:
             yield None
             # Upkeep may have dropped the files that were to be read next.
             offset = max(offset, self.segments.first_offset)
+            if is_unknown and offset < end and perf_counter() > give_up_s:
+                raise Overloaded(self._how_far(offset, end))
 
     def index_rest(self) -> Iterator[None]:
-        for _ in self.history(_NO_MESSAGE):
+        for _ in self._history(_NO_MESSAGE, inf):
             yield None
+
+    def _how_far(self, offset: int, end: int) -> str:
+        """Why a history ends before its end."""
+        first = self.segments.first_offset
+        part = (offset - first) / max(1, end - first)
+        return (
+            f"history: what happened before the store was opened is being read, {part:.0%} so far; "
+            "ask again, and it goes on from there"
+        )
 
     def close(self) -> None:
         self._commit.close()

@@ -27,7 +27,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NoReturn, Self
 
-from penstock.errors import InvalidField, JournalError, PenstockError, StoreFull, StoreUnusable
+from penstock.errors import (
+    InvalidField,
+    JournalError,
+    PenstockError,
+    StoreFull,
+    StoreInUse,
+    StoreUnusable,
+)
 from penstock.forked import start_over_when_forked
 from penstock.journal.disk import Directory, Map, OsStorage, Storage
 from penstock.journal.entry import (
@@ -110,7 +117,8 @@ class Segments:
         according to a snapshot.
         `identity` and `begin`, the offset and the id of the first entry, are for a new stream only.
 
-        Raises StoreUnusable, having touched nothing, if the directory cannot be used.
+        Raises StoreUnusable, having touched nothing, if the directory cannot be used, and
+        StoreInUse if another writer has it.
         """
         check_file_size(file_bytes)
         path = os.fspath(directory)
@@ -137,7 +145,7 @@ class Segments:
                 segments._background = background
                 segments._enter_tail()
             except OSError as error:
-                raise StoreUnusable(_why_unusable(path, error)) from error
+                raise _unusable(path, error) from error
             undo.pop_all()
         start_over_when_forked(segments)
         return segments
@@ -606,11 +614,11 @@ class Segments:
         raise JournalError(f"{self.path}: {why}") from error
 
 
-def _why_unusable(path: str, error: OSError) -> str:
+def _unusable(path: str, error: OSError) -> PenstockError:
     if isinstance(error, BlockingIOError):
-        return f"{path}: {error.strerror}"
+        return StoreInUse(f"{path}: {error.strerror}")
     if os.path.islink(path):
-        return f"{path}: is a symbolic link"
+        return StoreUnusable(f"{path}: is a symbolic link")
     if os.path.lexists(path) and not os.path.isdir(path):
-        return f"{path}: is not a directory"
-    return f"{path}: cannot be used: {error.strerror or error}"
+        return StoreUnusable(f"{path}: is not a directory")
+    return StoreUnusable(f"{path}: cannot be used: {error.strerror or error}")

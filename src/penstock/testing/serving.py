@@ -8,17 +8,20 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from penstock.output import print_json
 from penstock.settings import ServerSettings
 
 # How soon the server notices that the run has ended.
 _LOOK_S: Final = 0.5
+_ANSWER_S_MAX: Final = 10.0
 
 
 def shared_url(directory: Path, run_pid: int, start: Callable[[int], str]) -> str:
@@ -26,11 +29,21 @@ def shared_url(directory: Path, run_pid: int, start: Callable[[int], str]) -> st
     with (directory / "penstock-server.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         kept = directory / "penstock-server"
-        if kept.exists():
-            return kept.read_text()
+        # It may have been killed: whoever needs it next starts another one.
+        if kept.exists() and _listens(url := kept.read_text()):
+            return url
         url = start(run_pid)
         kept.write_text(url)
         return url
+
+
+def _listens(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        socket.create_connection((parts.hostname, parts.port), _ANSWER_S_MAX).close()
+    except OSError:
+        return False
+    return True
 
 
 def start_server(run_pid: int) -> str:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,28 @@ def test_a_backup_that_is_killed_leaves_nothing_that_looks_like_one(loaded, tmp_
     # The reader of a backup that was killed is removed by the next one.
     assert reader_positions.registered(loaded.store) == []
     check(loaded, before, backup, tmp_path / "restored")
+
+
+def test_a_backup_leaves_the_readers_of_others_that_may_be_under_way(tmp_path):
+    store = tmp_path / "store"
+    with Queues(BlockingEngine(open_engine(store, background=False))) as queues:
+        queues.create("orders")
+        with subprocess.Popen(["true"]) as ended:
+            ended.wait()
+        here = Path("/proc/self/ns/pid").stat().st_ino
+        names = [
+            f"backup-{ended.pid}-{here}-1",
+            # In a container that process may be running.
+            f"backup-{ended.pid}-{here + 1}-1",
+            f"backup-{os.getpid()}-{here}-999999",
+        ]
+        for name in names:
+            reader_positions.register(store, name, 0, 0)
+        # Two of one process, at a time.
+        with ThreadPoolExecutor(2) as pool:
+            made = [*pool.map(lambda name: back_up(store, tmp_path / name), ("one", "two"))]
+        assert [each.damage for each in made] == [[], []]
+        assert [each.name for each in reader_positions.registered(store)] == sorted(names[1:])
 
 
 def test_what_is_answered_and_not_synced_is_in_a_backup(tmp_path):

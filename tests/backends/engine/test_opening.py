@@ -4,14 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from zlib import crc32
 
 import pytest
 
 import penstock
 from penstock.backends.engine.store import open_engine
-from penstock.errors import InvalidField, StoreUnusable
-from penstock.service import Batch, CreateQueue, Pull, Push
+from penstock.errors import InvalidField, StoreInUse, StoreUnusable
+from penstock.service import Batch, CreateQueue, DeleteQueue, History, Pull, Push, Release
 from tests.backends.engine.test_upkeep import ReopenedStore
 
 FILE_BYTES = 65_536
@@ -26,9 +27,9 @@ def listing(path):
     return found
 
 
-def refuse(path, words):
+def refuse(path, words, error=StoreUnusable):
     before = listing(path.parent)
-    with pytest.raises(StoreUnusable) as caught:
+    with pytest.raises(error) as caught:
         open_engine(path, file_bytes=FILE_BYTES)
     assert listing(path.parent) == before
     assert "\n" not in str(caught.value)
@@ -120,7 +121,7 @@ def test_a_journal_that_is_missing_beside_its_snapshots_is_refused(quick_path):
 
 def test_the_error_of_a_store_in_use_names_the_process(closed):
     engine = open_engine(closed, file_bytes=FILE_BYTES)
-    refuse(closed, f"in use by process {os.getpid()}")
+    refuse(closed, f"in use by process {os.getpid()}; end that process", StoreInUse)
     assert [claim.body for claim in engine.submit(Pull("q"))] == [b"one"]
     engine.close()
 
@@ -226,3 +227,19 @@ def test_receipts_and_ids_are_valid_after_closing_and_opening(closed):
         assert queues.history(claim.id)[-1].kind == "Deleted"
         assert queues.stats("q").messages == 0
     assert receipt == claim.receipt
+
+
+def test_the_history_of_a_message_names_queues_that_were_removed(quick_path):
+    with closing(open_engine(quick_path / "store", file_bytes=FILE_BYTES)) as engine:
+        engine.submit(CreateQueue("orders", {"dead_letter": "dead", "max_receives": 1}))
+        message_id = engine.submit(Push("orders", b"x")).id
+        (claim,) = engine.submit(Pull("orders"))
+        engine.submit(Release("orders", claim.proof))
+        for name in ("orders", "dead"):
+            engine.submit(DeleteQueue(name))
+        # A queue of the same name is another one.
+        engine.submit(CreateQueue("orders"))
+        told = [(each.queue, each.to) for each in engine.submit(History(message_id))]
+        assert told == [("orders", None)] * 3 + [("orders", "dead")]
+    with closing(open_engine(quick_path / "store", file_bytes=FILE_BYTES)) as engine:
+        assert [(each.queue, each.to) for each in engine.submit(History(message_id))] == told

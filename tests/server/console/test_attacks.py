@@ -92,3 +92,53 @@ def test_a_page_of_another_site_sees_and_changes_nothing(browser, start_console,
     assert framed
     assert [each.body for each in server.queues.peek("orders")] == [b"kept"]
     assert server.queues.list() == ["orders"]
+
+
+REBOUND = [name for name in HOSTS if not name.startswith(("localhost", "127.", "0."))]
+
+
+REBOUND_ATTACKS = """
+const [base, body] = arguments, seen = [];
+const own = { "X-Penstock-Console": "1", "Content-Type": "application/json" };
+const asked = [["purge", { method: "POST", headers: own, body }], ["queues", {}], ["events", {}],
+  ["queues", { headers: { "Sec-Fetch-Site": "none" } }]];
+// A connection that the browser has made in advance leads to the site yet.
+const isSite = (reply) => (reply.headers.get("Server") || "").startsWith("BaseHTTP");
+return (async () => {
+  for (const [name, options] of asked) {
+    let reply;
+    do reply = await fetch(base + name, options); while (isSite(reply));
+    seen.push(reply.status);
+  }
+  return seen;
+})();
+"""
+
+
+@pytest.mark.parametrize("host", REBOUND)
+def test_a_page_whose_name_leads_here_afterwards_is_of_no_console(browser, start_console, host):
+    # The browser has the page of a site at this name and port, which then leads to the server: it
+    # is of the same origin as the console.
+    with site("<!DOCTYPE html><title>site</title>") as address:
+        port = int(address.rsplit(":", 1)[1].strip("/"))
+        browser.visit(f"http://{host}:{port}/")
+        assert browser.run("return document.title") == "site"
+    server = start_console(port=port)
+    server.queues.create("orders")
+    server.queues.push("orders", b"kept")
+    base = f"http://{host}:{port}/console/api/"
+    seen = browser.run(REBOUND_ATTACKS, base, json.dumps({"queue": "orders"}))
+    assert seen == [403] * 4
+    browser.visit("about:blank")
+    browser.complaints()
+    assert [each.body for each in server.queues.peek("orders")] == [b"kept"]
+    # A program that is told the name is not a page.
+    assert server.read("queues", host=f"{host}:{port}", sec_fetch_site="none")[0] == 200
+    status, told = server.read("queues", host=f"{host}:{port}")
+    assert (status, f"--allow-host {host}" in told["error"]) == (403, True)
+
+
+def test_a_name_that_was_allowed_has_a_console(start_console):
+    server = start_console(allow_hosts=["box.local"])
+    assert server.read("queues", host="box.local")[0] == 200
+    assert server.ask("/console", host="box.local")[0] == 200

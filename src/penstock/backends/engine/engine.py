@@ -10,7 +10,7 @@ A pull that finds nothing may wait (`waiting`), without polling and without a ti
 
 import secrets
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice, repeat, takewhile
 from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
@@ -33,8 +33,10 @@ from penstock.core.events import (
     Moved,
     Pushed,
     QueueCreated,
+    QueueStated,
     Released,
 )
+from penstock.core.queue import QueueState
 from penstock.core.receipts import (
     IDENTITY_BYTES,
     KEY_BYTES,
@@ -56,7 +58,7 @@ from penstock.errors import (
     StoreFull,
 )
 from penstock.forked import start_over_when_forked
-from penstock.journal import Journal, MemoryJournal
+from penstock.journal import QUEUES, Journal, MemoryJournal
 from penstock.output import Lines, logger
 from penstock.service import (
     BATCH_ITEMS_MAX,
@@ -589,37 +591,27 @@ class Engine:
     def history(self, command: History) -> Iterator[HistoryEvent | None]:
         """The reply to History, event by event; between them None where other commands may run."""
         number = self._ids.read(command.id)
+        queues = self.shard.queues
+        # Of queues that are gone; read when the first one is met.
+        removed: dict[int, str] | None = None
         is_known = False
         for event in self.journal.history(number):
-            is_known |= event is not None
-            yield None if event is None else self._history_event(event)
+            if event is None:
+                yield None
+                continue
+            is_known = True
+            named = [event.queue, event.to] if isinstance(event, Moved) else [event.queue]
+            if removed is None and not all(each in queues for each in named):
+                removed = {}
+                for each in self.journal.history(QUEUES):
+                    if isinstance(each, QueueCreated | QueueStated):
+                        removed[each.queue] = each.name
+                    elif each is None:
+                        yield None
+            names = [_name_of(each, queues, removed or {}) for each in named]
+            yield _history_event(event, *names)
         if not is_known:
             raise MessageNotFound(f"id: no event of {command.id!r} is in the journal")
-
-    def _history_event(self, event: AnyEvent) -> HistoryEvent:
-        queue = self.shard.queues.get(event.queue)
-        found = {name: getattr(event, name, None) for name in _TOLD}
-        if isinstance(event, Moved) and event.to in self.shard.queues:
-            found["to"] = self.shard.queues[event.to].name
-        if isinstance(event, Arrived) and event.to_number:
-            found |= {"to_shard": event.to_shard, "to_number": event.to_number}
-        pushed = event.pushed if isinstance(event, Carried) else event
-        if isinstance(pushed, Pushed) and pushed.context is not None:
-            found["holder"] = pushed.context.get(PUSHER)
-        told = {name: value for name, value in found.items() if value}
-        detail = ", ".join(f"{name}={value}" for name, value in told.items())
-        if isinstance(event, Departed):
-            told = {"to": event.to_queue, "dead": True}
-        elif isinstance(event, Moved):
-            told.setdefault("to", f"#{event.to}")
-        return HistoryEvent(
-            event.at_ms,
-            type(event).__name__,
-            f"#{event.queue}" if queue is None else queue.name,
-            getattr(event, "epoch", None),
-            detail,
-            **{name: value for name, value in told.items() if not name.startswith("to_")},
-        )
 
     # Queues.
 
@@ -975,3 +967,33 @@ def _messages_wanted(command: Any) -> int:
     """How many messages a command may need to have settled; it is not validated yet."""
     limit = getattr(command, "limit", 1)
     return limit if type(limit) is int and 0 < limit <= PULL_LIMIT_MAX else 1
+
+
+def _name_of(number: int, queues: Mapping[int, QueueState], removed: Mapping[int, str]) -> str:
+    """The name of a queue; `#1` of a removed one whose name the journal has dropped."""
+    queue = queues.get(number)
+    return removed.get(number, f"#{number}") if queue is None else queue.name
+
+
+def _history_event(event: AnyEvent, queue: str, to: str | None = None) -> HistoryEvent:
+    """The event for people; `to` is the queue that a message was moved to."""
+    found = {name: getattr(event, name, None) for name in _TOLD}
+    if to is not None:
+        found["to"] = to
+    if isinstance(event, Arrived) and event.to_number:
+        found |= {"to_shard": event.to_shard, "to_number": event.to_number}
+    pushed = event.pushed if isinstance(event, Carried) else event
+    if isinstance(pushed, Pushed) and pushed.context is not None:
+        found["holder"] = pushed.context.get(PUSHER)
+    told = {name: value for name, value in found.items() if value}
+    detail = ", ".join(f"{name}={value}" for name, value in told.items())
+    if isinstance(event, Departed):
+        told = {"to": event.to_queue, "dead": True}
+    return HistoryEvent(
+        event.at_ms,
+        type(event).__name__,
+        queue,
+        getattr(event, "epoch", None),
+        detail,
+        **{name: value for name, value in told.items() if not name.startswith("to_")},
+    )

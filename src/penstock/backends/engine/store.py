@@ -12,6 +12,7 @@ from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.upkeep import Upkeep
 from penstock.clock import Clock, SystemClock
 from penstock.core.shard import ShardState
+from penstock.errors import StoreInUse
 from penstock.journal.codec import EVENT_BYTES
 from penstock.journal.disk import Storage
 from penstock.journal.file_journal import Durability, FileJournal, check_interval
@@ -53,7 +54,7 @@ def open_engine(
     missing: their content is lost. Warnings of the logger `penstock.journal` say what it was, and
     report damage that was found.
     Raises StoreUnusable before anything is changed, also for another user's store unless
-    `other_owner` allows it, or InvalidField.
+    `other_owner` allows it, StoreInUse if another process has it, or InvalidField.
     """
     check_interval(interval_ms)
     store = Path(path)
@@ -63,14 +64,19 @@ def open_engine(
             check_owners(Path(archive), other_owner=other_owner)
         if storage is None:
             check_parts(store)
-        segments = Segments.open(
-            journal_path(store),
-            file_bytes=file_bytes,
-            storage=storage,
-            background=background,
-            accept_loss=accept_loss,
-            known_end=snapshot_end(store),
-        )
+        try:
+            segments = Segments.open(
+                journal_path(store),
+                file_bytes=file_bytes,
+                storage=storage,
+                background=background,
+                accept_loss=accept_loss,
+                known_end=snapshot_end(store),
+            )
+        except StoreInUse as error:
+            raise StoreInUse(
+                f"{error}; end that process, or use file:{store} without embedded=1 in both"
+            ) from error
         undo.callback(segments.close)
         key = read_key(store) or make_key(store)
         journal = FileJournal(segments, durability, interval_ms, background=background)

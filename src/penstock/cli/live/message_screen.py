@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.cli.live.app import TopApp
 
 _BODY_CHARS_MAX: Final = 100_000
+_AGAIN_S: Final = 1.0
 _STYLES: Final = {"good": "bold green", "warn": "bold yellow", "bad": "bold red"}
 
 
@@ -80,7 +81,9 @@ class MessageScreen(TopScreen):
             # A store without histories, or whose journal has dropped this one.
             told = printable(str(error))
         except PenstockError as error:
+            # Or the store still reads what was before its opening, and says how far it is.
             self.say_error(error)
+            self.set_timer(_AGAIN_S, self.action_again)
             return
         self.query_one("#life", Static).update(Text(told))
         try:

@@ -107,6 +107,8 @@ class ServerStatus:
                 f"Host: {self._address}",
                 "Connection: close",
                 f"{CSRF_HEADER}: 1",
+                # What no web page can send: the server's name may be one that pages may have, too.
+                "Sec-Fetch-Site: none",
                 f"Content-Length: {len(body)}",
                 "Content-Type: application/json",
                 *([f"Cookie: {self._cookie}"] if self._cookie else []),

@@ -1,8 +1,8 @@
 """Who visits the console, and what they may do.
 
 A browser adds to each request of a page where that page comes from; what another site's page sends
-is refused. A change also needs a header that only this console's own page sends: a form or a link
-cannot have it.
+is refused, and so is a host whose name a network could give to another site. A change also needs a
+header that only this console's own page sends: a form or a link cannot have it.
 
     no keys, on loopback     everybody on this machine may look and change
     no keys, elsewhere       everybody who can reach the server may look
@@ -91,6 +91,16 @@ class Visitors:
                 self._access.refuse_foreign_host(request)
             except Refusal as refusal:
                 raise Refused(403, str(refusal)) from None
+            # A page of such a host would be of the console's own origin. Browsers send the header
+            # to no such host, and no page can set it: only programs such as `penstock top` do.
+            host = request.headers.get("host", "localhost")
+            if "sec-fetch-site" not in request.headers and self._access.may_be_given_away(host):
+                name = host.rpartition(":")[0] or host
+                raise Refused(
+                    403,
+                    f"The name {name} could be given to a web page. Use localhost or an address, "
+                    f"or start the server with --allow-host {name}, or with keys.",
+                )
 
     def check_same_origin(self, request: Request) -> None:
         """Refuses what another site's page sent. Raises Refused."""

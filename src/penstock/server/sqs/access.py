@@ -162,6 +162,21 @@ class Access:
                 f"it with --allow-host {parts[1]}, or with keys.",
             )
 
+    def may_be_given_away(self, host: str) -> bool:
+        """Whether whoever controls the names of the network can give this one to a web page.
+
+        Nobody can do that with an address, with `localhost`, and with a name that was allowed.
+        """
+        parts = _HOST.fullmatch(host)
+        name = "" if parts is None else parts[1].lower()
+        if name in self._allow_hosts or name == "localhost" or name.endswith(".localhost"):
+            return False
+        try:
+            ip_address(name.strip("[]"))
+        except ValueError:
+            return True
+        return False
+
     def may_see_pages(self, request: Request, peer: str) -> bool:
         """Whether the sender may see the server's health and figures: web pages may not.
 

@@ -101,17 +101,22 @@ export function messagePage(main, app, queue, id) {
     const text = JSON.stringify([life.error?.message ?? life.events, found.error?.message ?? found.message]);
     repaint(main, () => paint(life, where, text === seen ? null : found));
     seen = text;
+    // The server still reads what was before its start, and goes on where it is asked again.
+    if (life.error?.status === 503) again();
     if (isOver || where === "-") { stop?.(); stop = followed = null; app.tell("live"); } else followQueue(where);
   }
   function paint(life, where, found) {
     const isOpen = drawn.querySelector("details")?.open;
     why.replaceChildren(...(life.sentences || []).map((text) => make("p", { text })));
-    drawn.replaceChildren(...(life.error ? [make("p", { class: "soft", text: life.error.message })] : [timeline(life), eventsTable(life.events)]));
+    drawn.replaceChildren(...(life.error ? [make("p", { class: "soft", text: life.error.status === 503 ? `${life.error.message.split(";")[0]} …` : life.error.message })] : [timeline(life), eventsTable(life.events)]));
     if (isOpen) drawn.querySelector("details").open = true;
     if (life.left_out) drawn.append(make("p", { class: "soft", text: `${count(life.left_out)} events in the middle are left out.` }));
     place.replaceChildren(link("#/", "Queues"), make("span", { text: " / " }), ...(where !== "-" ? [queueLink(where)] : []));
     if (found?.error) content.replaceChildren(make("h2", { text: "Message" }), alertNode(found.error.message));
     else if (found) showContent(found.message, life.state);
+  }
+  function again(pause = 200) {
+    if (!waiting) waiting = setTimeout(() => { waiting = 0; load().catch((error) => app.tell("lost", error)); }, pause);
   }
   // Something happened in its queue, perhaps to it.
   function followQueue(name) {
@@ -121,9 +126,7 @@ export function messagePage(main, app, queue, id) {
     stop = follow(name, async () => {
       if (Date.now() - lastRead > READ_MS) await load();
       return now();
-    }, () => {
-      if (!waiting) waiting = setTimeout(() => { waiting = 0; load().catch((error) => app.tell("lost", error)); }, Math.max(0, lastRead + READ_MS - Date.now()));
-    }, app.tell);
+    }, () => again(Math.max(0, lastRead + READ_MS - Date.now())), app.tell);
   }
   load().catch((error) => { content.replaceChildren(alertNode(error.message)); app.tell("lost", error); });
   return () => { ended = true; clearTimeout(waiting); stop?.(); };

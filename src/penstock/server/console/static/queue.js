@@ -35,15 +35,17 @@ export function showSetting(name, value) {
   return typeof value === "number" ? count(value) : value;
 }
 
-function readSetting(name, text) {
+function readSetting(name, text, label) {
   text = text.trim();
   if (!text || text === "none") return null;
   if (name === "dead_letter") return text;
   const found = /^([0-9]*\.?[0-9]+)\s*(ms|s|m|min|h|d|B|KiB|MiB|GiB)?$/.exec(text);
-  if (!found) throw new Error(`${text} is not a number${name in DURATIONS ? " with s, m, h or d" : ""}`);
+  if (!found) throw new Error(`${label}: ${text} is not a number${name in DURATIONS ? " with s, m, h or d" : ""}`);
   const unit = found[2] || (name in DURATIONS ? "s" : "B");
   const size = { ms: 1, s: 1000, m: 60000, min: 60000, h: 3600000, d: 86400000, B: 1, KiB: 1024, MiB: 1048576, GiB: 1073741824 }[unit];
-  return Math.round(Number(found[1]) * size);
+  const value = Math.round(Number(found[1]) * size);
+  if (value > DURATIONS[name]) throw new Error(`${label}: ${text} is more than ${duration(DURATIONS[name])}`);
+  return value;
 }
 
 function editText(name, value) {
@@ -67,7 +69,7 @@ function settingsDialog(name, settings, done) {
     try {
       const changed = {};
       for (const [key, field] of Object.entries(fields)) {
-        const value = field.type === "checkbox" ? field.checked : field.value.trim() === editText(key, settings[key]) ? settings[key] ?? null : readSetting(key, field.value);
+        const value = field.type === "checkbox" ? field.checked : field.value.trim() === editText(key, settings[key]) ? settings[key] ?? null : readSetting(key, field.value, field.closest("label").firstChild.textContent);
         if (value !== (settings[key] ?? null)) changed[key] = value;
       }
       if (Object.keys(changed).length) {

@@ -3,10 +3,13 @@ import { make } from "./draw.js";
 import { change } from "./server.js";
 import { dialog, say } from "./parts.js";
 
+const DELAY_MS_MAX = 31622400000;
 const durationMs = (text) => {
   const found = /^([0-9]*\.?[0-9]+)\s*(ms|s|m|h|d)?$/.exec(text.trim());
   if (!found) throw new Error(`${text} is not a duration; use 30, 1.5, 30s, 5m or 2h`);
-  return Math.round(Number(found[1]) * { ms: 1, s: 1000, m: 60000, h: 3600000, d: 86400000 }[found[2] || "s"]);
+  const value = Math.round(Number(found[1]) * { ms: 1, s: 1000, m: 60000, h: 3600000, d: 86400000 }[found[2] || "s"]);
+  if (value > DELAY_MS_MAX) throw new Error(`Delay: ${text} is more than 366 d`);
+  return value;
 };
 
 // What a message was sent with, to be edited and sent again to where it came from.
