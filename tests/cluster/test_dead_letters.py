@@ -7,6 +7,7 @@ import pytest
 from penstock.aio import AsyncQueues
 from penstock.cluster.open import open_router
 from penstock.errors import BackendLost, PenstockError, QueueExists, QueueNotFound
+from penstock.life import dead_letter_move, life
 from penstock.service import Claim, DescribeQueue, Pull, Redrive, Stats
 from tests.cluster.nodes import TIMEOUT_S
 
@@ -115,6 +116,28 @@ def test_the_owner_is_killed_after_they_arrived_and_before_it_noted_that(on_clus
         await asyncio.wait_for(carried.wait(), TIMEOUT_S)
         assert between.source().engine.shard.departed.deliveries
         await cluster.crash("a")
+
+    between_shards(on_cluster, disturb)
+
+
+def test_the_history_of_a_dead_letter_in_another_shard_says_where_it_went_and_why(on_cluster):
+    async def disturb(cluster, between):
+        await between.release_all()
+        await cluster.until(between.has_settled)
+        for claim in between.claims:
+            events = await between.queues.history(claim.id)
+            last = events[-1]
+            assert (last.kind, last.to, last.dead) == ("Moved", between.dead, True)
+            told = life(events, events[-1].at_ms)
+            assert any(
+                f"Dead-lettered from {between.work} to {between.dead} at " in each
+                and ", after 1 delivery." in each
+                for each in told.sentences
+            )
+            assert told.sentences[-1].startswith(f"It has waited in {between.dead} since ")
+            move = dead_letter_move(events, between.dead, events[-1].at_ms)
+            assert move is not None
+            assert move.deliveries == 1
 
     between_shards(on_cluster, disturb)
 

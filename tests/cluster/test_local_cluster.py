@@ -256,8 +256,21 @@ def test_up_starts_again_what_has_ended_and_down_says_that_the_data_stays(one_no
     refused = cluster_command("up", root)
     assert refused.returncode == 8
     assert "already running" in refused.stderr
+    by_variable = subprocess.run(
+        [sys.executable, "-m", "penstock", "cluster", "status"],
+        env=os.environ | {"PENSTOCK_URL": state["url"]},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "node1" in by_variable.stdout, by_variable.stderr
     down = cluster_command("down", root)
     assert f"4 processes were stopped; the data stays in {root}" in down.stdout
+    assert f"penstock cluster up --directory {root} continues with it" in down.stdout
+    stopped = cluster_command("status", root)
+    assert stopped.returncode == 3
+    assert "was taken down; penstock cluster up starts it again, with its data" in stopped.stderr
 
 
 def test_a_state_file_that_is_damaged_is_refused(tmp_path):

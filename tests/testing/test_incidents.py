@@ -189,7 +189,11 @@ def test_a_time_in_which_nothing_happened_is_said(incident, capsys):
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{}", b"no slice", b'{"slice_version":9,"queue":"q","from_ms":0}']
+    "text",
+    [
+        *(b"", b"{}", b"no slice", b'{"slice_version":9,"queue":"q","from_ms":0}'),
+        *(b'{"\xff":1}', b'{"a":' + b"[" * 60_000),
+    ],
 )
 def test_a_file_that_is_no_slice_is_refused(tmp_path, text):
     (tmp_path / "a.slice").write_bytes(text)

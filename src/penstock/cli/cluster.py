@@ -1,6 +1,7 @@
 """`penstock cluster ACTION`: starts a cluster on this machine, shows one, moves its shards."""
 
 import asyncio
+import shlex
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Sequence
@@ -46,9 +47,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     for action in parsers.values():
         action.add_argument(
             "--directory",
-            default=DIRECTORY,
             metavar="DIR",
-            help="where up keeps the cluster (default: ./%(default)s)",
+            help=f"where up keeps the cluster (default: ./{DIRECTORY})",
         )
     up = parsers["up"]
     up.add_argument("--nodes", type=int, metavar="COUNT", help="(default: 3)")
@@ -96,29 +96,34 @@ def run(session: Session, arguments: Namespace) -> int:
     if arguments.action in ("up", "down", "url"):
         why = f"cluster {arguments.action} is about the cluster in --directory"
         session.refuse_option(arguments, "url", why)
+    root = Path(arguments.directory or DIRECTORY)
     if arguments.action == "up":
-        return _up(session, arguments)
+        return _up(session, arguments, root)
     if arguments.action == "down":
         from penstock.cluster.local_cluster import stop_cluster
 
-        root = Path(arguments.directory)
         ended = stop_cluster(root)
         text = (
             f"{ended} processes were stopped; the data stays in {root}: "
-            "penstock cluster up continues with it"
+            f"penstock cluster up{_option(root)} continues with it"
         )
         session.print_result(arguments, {"ended": ended, "data": str(root.absolute())}, text)
         return 0
     if arguments.action == "url":
         from penstock.cluster.local_cluster import read_state
 
-        url = read_state(Path(arguments.directory)).url
+        url = read_state(root).url
         session.print_result(arguments, {"url": url}, url)
         return 0
-    return _operate(session, arguments)
+    return _operate(session, arguments, root)
 
 
-def _up(session: Session, arguments: Namespace) -> int:
+def _option(root: Path) -> str:
+    """The option that a next command needs to find the same cluster."""
+    return "" if str(root) == DIRECTORY else f" --directory {shlex.quote(str(root))}"
+
+
+def _up(session: Session, arguments: Namespace, root: Path) -> int:
     from penstock.cluster.local_cluster import NODES, start_cluster
     from penstock.service import check_number
 
@@ -127,7 +132,6 @@ def _up(session: Session, arguments: Namespace) -> int:
     if arguments.shards is not None:
         check_number("shards", arguments.shards, 1, 256)
     check_number("port", arguments.port, 0, 65_535 - (arguments.nodes or NODES))
-    root = Path(arguments.directory)
     archive = None if arguments.archive is None else Path(arguments.archive)
     state, started = start_cluster(root, arguments.nodes, arguments.port, arguments.shards, archive)
     if arguments.json:
@@ -138,18 +142,27 @@ def _up(session: Session, arguments: Namespace) -> int:
     for node in state.nodes:
         print_text(f"{node.name}: Amazon SQS at {node.endpoint}")
     print_text(f"3 NATS servers; their data is in {root}")
-    print_text("show it with     penstock cluster status")
-    print_text("stop it with     penstock cluster down")
+    print_text(f"show it with     penstock cluster status{_option(root)}")
+    print_text(f"stop it with     penstock cluster down{_option(root)}")
     return 0
 
 
-def _operate(session: Session, arguments: Namespace) -> int:
-    from penstock.cluster.address import read_address
+def _cluster_url(session: Session, arguments: Namespace, root: Path) -> str:
+    """The cluster that is named: by --url, by --directory, or by $PENSTOCK_URL if it is one."""
     from penstock.cluster.local_cluster import read_state
+
+    if arguments.url is None and arguments.directory is None:
+        url = session.default_url() or ""
+        if url.startswith("cluster:"):
+            return url
+    return arguments.url or read_state(root).url
+
+
+def _operate(session: Session, arguments: Namespace, root: Path) -> int:
+    from penstock.cluster.address import read_address
     from penstock.cluster.operations import operate
 
-    url = arguments.url or read_state(Path(arguments.directory)).url
-    address = read_address(read_url(url))
+    address = read_address(read_url(_cluster_url(session, arguments, root)))
     if arguments.action == "move":
         asyncio.run(operate(address, lambda each: each.move(arguments.shard, arguments.node)))
         shown = {"shard": arguments.shard, "node": arguments.node}

@@ -79,10 +79,14 @@ class Session:
 
     def url(self, arguments: Namespace) -> str:
         """The URL of the store that the command names. Raises UsageError or InvalidField."""
-        url: str | None = arguments.url or self.shell_url or url_in(os.environ)
+        url: str | None = arguments.url or self.default_url()
         if not url:
             raise UsageError(NO_URL)
         return store_url(url)
+
+    def default_url(self) -> str | None:
+        """The URL of commands that are given none, if there is one. Raises InvalidField."""
+        return self.shell_url or url_in(os.environ)
 
     def live_url(self, arguments: Namespace) -> str:
         """The URL of what `top` and `tail` look at: a store, or the http(s) URL of a server.

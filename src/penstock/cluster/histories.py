@@ -64,4 +64,7 @@ def _counted_on(event: HistoryEvent, before: int) -> HistoryEvent:
 
 def _as_move(departed: HistoryEvent) -> HistoryEvent:
     to = departed.detail.partition("to_queue=")[2].partition(",")[0]
-    return HistoryEvent(departed.at_ms, "Moved", departed.queue, detail=f"dead=True, to={to}")
+    detail = f"dead=True, to={to}"
+    return HistoryEvent(
+        departed.at_ms, "Moved", departed.queue, detail=detail, to=to or None, dead=True
+    )

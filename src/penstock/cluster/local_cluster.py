@@ -85,6 +85,11 @@ def read_state(root: Path) -> LocalState:
     """The content of the state file. Raises InvalidField if there is none, or StoreUnusable."""
     state = _read_state(root)
     if state is None:
+        if (root / "nats").is_dir():
+            raise InvalidField(
+                f"directory: the cluster in {root} was taken down; penstock cluster up starts it "
+                "again, with its data"
+            )
         raise InvalidField(
             f"directory: {root} has no cluster; penstock cluster up starts one there"
         )

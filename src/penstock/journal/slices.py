@@ -107,7 +107,7 @@ def read_slice(text: bytes) -> Slice:
     try:
         header = msgspec.json.decode(lines[0] if lines else b"", type=SliceHeader)
         steps = [msgspec.json.decode(line, type=SliceStep) for line in lines[1:]]
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidField(f"slice: {error}; penstock capture writes one") from None
     if header.slice_version != VERSION:
         raise InvalidField(

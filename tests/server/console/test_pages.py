@@ -73,6 +73,14 @@ def test_a_change_without_the_header_of_the_page_is_refused(console):
         assert "x-penstock-console" in json.loads(body)["error"]
 
 
+@pytest.mark.parametrize("body", ["{", "[]", b'{"\xff": 1}', '{"a": ' + "[" * 60_000])
+def test_a_body_that_cannot_be_read_is_refused(console, body):
+    headers = {"x_penstock_console": "1", "content_type": "application/json"}
+    status, _, answer = console.ask("/console/api/create", "POST", body, **headers)
+    assert status == 400
+    assert json.loads(answer)["error"].startswith("body: ")
+
+
 def test_with_keys_nothing_is_seen_before_signing_in(start_console):
     server = start_console(keys=KEYS, queues={"orders": {}})
     assert server.read("session") == (

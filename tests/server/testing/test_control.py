@@ -66,6 +66,9 @@ def test_the_query_protocol_reaches_the_account_of_its_key(controlled):
 
 def test_a_message_is_awaited_by_a_part_of_its_json_body_though_it_was_deleted(controlled):
     sqs, url = create(controlled)
+    # No JSON that can be read.
+    sqs.send_message(QueueUrl=url, MessageBody="[" * 60_000)
+    sqs.receive_message(QueueUrl=url)
     sqs.send_message(QueueUrl=url, MessageBody='{"id": 7, "lines": [{"sku": "a", "n": 1}]}')
     (message,) = sqs.receive_message(QueueUrl=url)["Messages"]
     sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
@@ -144,6 +147,8 @@ def test_the_stories_tell_what_happened_to_each_message(controlled):
         ("clock", {"mode": "fast", "advance": "1h"}, "is none of manual, auto, system"),
         ("clock", b"{", "body: "),
         ("clock", b"[" * 100_000, "body: "),
+        ("clock", b'{"\xff": 1}', "body: "),
+        ("await", b'{"queue": "q", "match": ' + b"[" * 10_000, "body: "),
         ("reset", {"account": "all"}, "not twelve digits"),
         ("await", {}, "missing required field `queue`"),
         ("await", {"queue": "no/name"}, "is not a queue name"),

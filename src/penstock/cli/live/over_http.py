@@ -86,7 +86,7 @@ class ServerStatus:
     def _decoded(self, content: bytes) -> Any:
         try:
             return msgspec.json.decode(content)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise ProtocolError(f"{self.shown}: has no console; is it a penstock serve?") from None
 
     @asynccontextmanager

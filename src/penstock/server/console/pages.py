@@ -181,7 +181,7 @@ class Console:
     ) -> bytes | None:
         try:
             given = msgspec.json.decode(request.body, type=dict[str, Any])
-        except msgspec.DecodeError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Refused(400, f"body: {error}") from None
         if name == "sign-in":
             try:

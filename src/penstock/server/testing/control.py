@@ -339,7 +339,7 @@ def _read(request: Request, kind: type[Any]) -> Any:
         raise Refused(400, "Send a JSON body, with the header Content-Type: application/json.")
     try:
         return msgspec.json.decode(request.body or b"{}", type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidField(f"body: {error}") from None
 
 

@@ -232,7 +232,7 @@ def matches(match: Match, message: SeenMessage | Claim) -> bool:
     if isinstance(match, Mapping):
         try:
             return _is_part(match, msgspec.json.decode(message.body))
-        except msgspec.DecodeError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return False
     if callable(match):
         return bool(match(message))
