@@ -12,6 +12,7 @@ BOUNDS_S: Final = (
     *(0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
+_SHORTEST_S: Final = BOUNDS_S[0]
 
 
 class Durations:
@@ -23,10 +24,12 @@ class Durations:
         self.counts = [0] * (len(BOUNDS_S) + 1)
         self.sum_s = 0.0
 
-    def add(self, duration_s: float) -> None:
-        """Counts one duration."""
-        self.counts[bisect_left(BOUNDS_S, duration_s)] += 1
+    def add(self, duration_s: float) -> float:
+        """Counts one duration, and returns it."""
+        # Most are in the first bucket.
+        self.counts[0 if duration_s <= _SHORTEST_S else bisect_left(BOUNDS_S, duration_s)] += 1
         self.sum_s += duration_s
+        return duration_s
 
     @property
     def total(self) -> int:

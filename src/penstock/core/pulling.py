@@ -25,6 +25,7 @@ from penstock.service import (
     VISIBILITY_MS_MAX,
     Pull,
     PullIds,
+    check_holder,
     check_id,
     check_number,
 )
@@ -63,8 +64,7 @@ def pull(
         check_number("visibility_ms", visibility_ms, 0, VISIBILITY_MS_MAX)
     if type(limit) is not int or limit != 1:
         check_number("limit", limit, 1, PULL_LIMIT_MAX)
-    if command.holder is not None:
-        check_id("holder", command.holder)
+    check_holder(command.holder)
     if command.attempt_id is not None:
         earlier = _claims_of_attempt(queue, command.attempt_id, now_ms)
         if earlier is not None:
@@ -102,8 +102,7 @@ def pull_chosen(
     if visibility_ms is None:
         visibility_ms = queue.settings.visibility_ms
     check_number("visibility_ms", visibility_ms, 0, VISIBILITY_MS_MAX)
-    if command.holder is not None:
-        check_id("holder", command.holder)
+    check_holder(command.holder)
     limit = len(numbers)
     if queue.settings.in_flight_max is not None:
         limit = min(limit, _room_in_flight(queue, queue.settings.in_flight_max))

@@ -121,6 +121,7 @@ _PAYLOAD_CRC: Final = slice((BLOCK_BYTES + 60) // 4, None, EVENT_BYTES // 4)
 # A client can invent holders.
 _HOLDERS_MAX: Final = 1_024
 _HOLDERS: Final[dict[str, tuple[bytes, int]]] = {}
+_NOT_PLAIN: Final = (b"", b"")
 
 Extra = tuple[Attributes | None, dict[str, str] | None, int]
 _to_msgpack = msgspec.msgpack.Encoder().encode
@@ -168,17 +169,15 @@ def encode(
     if _CLAIMS_AND_DELETES.issuperset(map(type, events)):
         # Mostly none of many claims and deletes has a payload but the holder of all claims, which
         # they share: "payload at" then only decreases.
-        headers += map(pack_plain, events, range(end - at, 0, -EVENT_BYTES))
+        packed = list(map(pack_plain, events, range(end - at, 0, -EVENT_BYTES)))
         holders = {event.holder for event in events if type(event) is Claimed}
-        if len(holders) < 2 and all(headers):
+        if len(holders) < 2 and _NOT_PLAIN not in packed:
+            headers += [header for header, _ in packed]
             headers += [_held_by(each)[0] for each in holders if each is not None]
             return b"".join(headers), messages
-        del headers[1:]
     for event in events:
-        header = pack_plain(event, end - at)
-        if header:
-            payload = plain_payload(event)
-        else:
+        header, payload = pack_plain(event, end - at)
+        if not header:
             numbers, parts = _ENCODERS[type(event)](event)
             payload = b"".join(parts)
             header = _pack_event(*numbers, end - at, crc32(payload))
@@ -250,45 +249,40 @@ def _held_by(holder: str) -> tuple[bytes, int]:
         return known
 
 
-def plain_payload(event: AnyEvent | None) -> bytes:
-    """The payload of an event that `pack_plain` packs."""
-    if type(event) is Pushed:
-        return event.body
-    if type(event) is Claimed and event.holder is not None:
-        return _held_by(event.holder)[0]
-    return b""
+def pack_plain(event: AnyEvent, payload_at: int) -> tuple[bytes, bytes]:
+    """The header and the payload of an event of the commonest kinds; the header is else empty.
 
-
-def pack_plain(event: AnyEvent, payload_at: int) -> bytes:
-    """The header of an event of the commonest kinds that has at most one payload; else empty.
-
-    The payload is a body or a claim's holder: see `plain_payload`.
+    The payload is a body, a claim's holder, or nothing.
     """
     # A `cast` would be a call; mypy narrows the type by `type(event) is`.
     if type(event) is Deleted:
-        return _pack_deleted(
+        header = _pack_deleted(
             _DELETED, event.queue, event.number, event.at_ms, event.epoch, payload_at
         )
+        return header, b""
     if type(event) is Claimed:
         if event.attempt_id is None:
             if event.holder is None:
-                return _pack_claimed(
+                header = _pack_claimed(
                     _CLAIMED, event.queue, event.number, event.at_ms, event.deadline_ms,
                     event.epoch, payload_at,
                 )  # fmt: skip
+                return header, b""
             holder, crc = _held_by(event.holder)
-            return _pack_held_claim(
+            header = _pack_held_claim(
                 _CLAIMED, event.queue, event.number, event.at_ms, event.deadline_ms, event.epoch,
                 len(holder), payload_at, crc,
             )  # fmt: skip
+            return header, holder
     elif type(event) is Pushed:
         e = event
         if e.group is None and e.dedup_id is None and e.attributes is None and e.context is None:
-            return _pack_pushed(
+            header = _pack_pushed(
                 _PUSHED | e.priority << 8, e.queue, e.number, e.at_ms, e.visible_at_ms,
                 e.expires_at_ms, len(e.body), payload_at, crc32(e.body),
             )  # fmt: skip
-    return b""
+            return header, e.body
+    return _NOT_PLAIN
 
 
 Encoded = tuple[tuple[int, ...], tuple[bytes, ...]]

@@ -132,10 +132,9 @@ class FileJournal:
         messages: Sequence[tuple[int, int]] = ()
         if len(events) == 1:
             event = events[0]
-            header = codec.pack_plain(event, codec.EVENT_BYTES)
+            header, body = codec.pack_plain(event, codec.EVENT_BYTES)
         if header:
             block = self._one_event + header
-            body = codec.plain_payload(event)
         elif type(events) is Run:
             block = codec.encode_run(events, self.shard, self.term)
         else:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from penstock.backends.scheduler import SLOW_S, STEP_BYTES, TURN_S, run_queue
 from penstock.server.faults import Faults
@@ -77,8 +77,9 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         "_waiting",
         "_waiting_bytes",
         "_writable",
+        "began_s",
+        "caller",
         "held_bytes",
-        "holder",
         "on_gone",
         "read_deadline_s",
         "refusal",
@@ -115,8 +116,10 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         self._completed_idle = 0
         # The part of this connection in the server's count against HELD_BYTES_MAX.
         self.held_bytes = 0
-        # How the claims of this connection name it, by access key and software: see `holder_of`.
-        self.holder: tuple[str, str, str] | None = None
+        # When the request that is being answered was begun.
+        self.began_s = 0.0
+        # Who sent an earlier request, as `Access` notes it.
+        self.caller: tuple[Any, ...] | None = None
         # The request that is being answered, and what is known of its refusal, for its line.
         self._answered: Request | None = None
         self.refusal: dict[str, object] = {}
@@ -292,7 +295,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         ):
             self._enqueue(request)
             return
-        began_s = perf_counter()
+        self.began_s = began_s = perf_counter()
         if not request.keep_alive or self._server.stopping:
             self._closing = True
         self._busy = True

@@ -376,7 +376,8 @@ def _router(
 
     def route(request: Request, connection: HttpConnection) -> bytes | None:
         # Little is asked before this, because almost every request is for the endpoint.
-        if request.method == "POST" and not request.path.startswith(PREFIX):
+        path = request.path
+        if request.method == "POST" and (path == "/" or not path.startswith(PREFIX)):
             return answer(request, connection)
         if console.takes(request):
             return console.answer(request, connection)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from http.client import HTTPConnection
 
 import boto3
 import pytest
@@ -214,6 +215,40 @@ def test_claims_name_their_holders(orders):
     assert f"{first.holder} deleted it" in told
     (second,) = [each for each in orders.queues.history(consumed_id) if each.kind == "Claimed"]
     assert second.holder.endswith(f"(pid {os.getpid()})")
+
+
+def test_senders_that_share_a_connection_keep_their_names_and_accounts(orders):
+    orders.queues.push_many("orders", [b"x", b"y", b"z"])
+    host = orders.url.removeprefix("http://")
+    shared = HTTPConnection(host, timeout=60)
+
+    def ask(key, agent, action, **fields):
+        credential = f"Credential={key}/20260101/us-east-1/sqs/aws4_request"
+        headers = {
+            "Authorization": f"AWS4-HMAC-SHA256 {credential}, SignedHeaders=host, Signature=0",
+            "User-Agent": agent,
+            "X-Amz-Target": f"AmazonSQS.{action}",
+            "Content-Type": "application/x-amz-json-1.0",
+        }
+        shared.request("POST", "/", json.dumps(fields), headers)
+        return json.loads(shared.getresponse().read())
+
+    url = f"{orders.url}/000000000000/orders"
+    senders = [("ALICE", "first/1"), ("BOB", "first/1"), ("BOB", "second/2")]
+    holders = []
+    for key, agent in senders:
+        (message,) = ask(key, agent, "ReceiveMessage", QueueUrl=url)["Messages"]
+        (_, claimed) = orders.queues.history(message["MessageId"])
+        holders.append(claimed.holder)
+        made = ask("222222222222", agent, "CreateQueue", QueueName="orders")["QueueUrl"]
+        assert made.endswith("/222222222222/orders")
+        own = ask(key, agent, "GetQueueUrl", QueueName="orders")["QueueUrl"]
+        assert own.endswith("/000000000000/orders")
+    shared.close()
+    expected = [f"{key} {agent} (127.0.0.1:" for key, agent in senders]
+    assert [holder[: len(start)] for holder, start in zip(holders, expected, strict=True)] == (
+        expected
+    )
 
 
 def test_a_push_names_its_sender_where_that_is_kept(orders):

@@ -71,7 +71,7 @@ class MoveServers:
         ):
             await self.backend.execute(command)
         self.moves = self.restarted()
-        self.caller = Caller(HOME, "", "http://localhost")
+        self.caller = Caller(HOME, "", "http://localhost", confined=False, holder="test")
         return self
 
     def restarted(self):

@@ -336,3 +336,19 @@ def test_300_requests_with_nearly_correct_signatures_are_refused(guarded, record
         text for _, text in responses.values() if text and not any(words in text for words in TEXTS)
     ]
     assert others == []
+
+
+def test_a_connection_whose_sender_is_known_has_every_signature_checked(guarded):
+    before = queues(guarded)
+    cases = [*header_form()]
+    for name, change in cases:
+        with connected(guarded) as (connection, host):
+            known = Signing(host, presigned=False)
+            known.body = b'{"QueueNamePrefix": "none"}'
+            known.headers["x-amz-target"] = "AmazonSQS.ListQueues"
+            assert known.send(connection)[0] == 200
+            signing = Signing(host, presigned=False)
+            change(signing)
+            assert signing.send(connection)[0] == 403, name
+    assert len(cases) > 100
+    assert queues(guarded) == before

@@ -105,7 +105,10 @@ class LoopEngine:
             return self._wait(command, None) or reply
         sequence = self.engine.answer_sequence
         if sequence > self._journal.durable_sequence:
-            return self._defer(EngineReply(loop_engine=self), reply, sequence, command, reply)
+            pending = EngineReply(loop_engine=self, reply=reply, is_known=True, sequence=sequence)
+            if type(command) is Pull:
+                pending.pull, pending.claims = command, reply  # type: ignore[assignment]
+            return self._answer_when_durable(pending)
         return reply
 
     def run(self, steps: Steps[R]) -> R | Pending:
@@ -415,6 +418,10 @@ class LoopEngine:
         pending.reply = reply
         pending.is_known = True
         pending.sequence = sequence
+        return self._answer_when_durable(pending)
+
+    def _answer_when_durable(self, pending: "EngineReply") -> "EngineReply":
+        sequence = pending.sequence
         self._deferred.append(pending)
         if sequence > self._wanted_sequence:
             self._wanted_sequence = sequence

@@ -33,7 +33,6 @@ from penstock.wire.sqs.model import ACTIONS, READ_ONLY_ACTIONS
 from penstock.wire.sqs.query import action_of
 from penstock.wire.sqs.sigv4 import BadSignature, Signed, Verifier, is_signed
 
-_CALLERS_MAX: Final = 1_024
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", re.ASCII)
 _CREDENTIAL: Final = re.compile(
     r"Credential=([^/,&\s%]{1,128})(?:/|%2F)[0-9]{8}(?:/|%2F)([a-z0-9-]{1,40})(?:/|%2F)",
@@ -63,55 +62,66 @@ class Access:
         self._scheme = scheme
         self._verifier = Verifier(keys) if keys else None
         self._allow_hosts = frozenset(host.lower() for host in allow_hosts)
-        self._callers: dict[tuple[str, str], Caller] = {}
 
     def use_keys(self, keys: Mapping[str, str]) -> None:
         """Checks signatures with these keys from now on; they were checked before, too."""
         self._verifier = Verifier(keys) if keys else None
 
-    def caller(self, request: Request) -> Caller:
-        """The caller of a request. Raises Refusal."""
-        if self._verifier is not None:
-            return self._verified(request, self._verifier)
+    def caller(self, request: Request, connection: HttpConnection) -> Caller:
+        """The caller of a request. Raises Refusal.
+
+        A connection is mostly used by one client, whose caller is found once: what every request of
+        it has in common is compared with what the last one had.
+        """
         headers = request.headers
         host = headers.get("host", "localhost")
-        if "origin" in headers or "sec-fetch-site" in headers:
-            self.refuse_web_page(request)
         authorization = headers.get("authorization", "")
-        if (
-            not authorization
-            and "x-amz-target" not in headers
-            and not _is_presigned_by_no_browser(request, host)
-        ):
-            _check_may_change(request, self._read_only)
+        verifier = self._verifier
+        signer: tuple[str, str] | None = None
+        if verifier is not None:
+            signer = self._signer(request, verifier)
+        else:
+            if "origin" in headers or "sec-fetch-site" in headers:
+                self.refuse_web_page(request)
+            if (
+                not authorization
+                and "x-amz-target" not in headers
+                and not _is_presigned_by_no_browser(request, host)
+            ):
+                _check_may_change(request, self._read_only)
+        agent = headers.get("user-agent", "")
+        same = (host, agent, signer, self)
+        caller: Caller
+        if connection.caller is not None:
+            credential, known, caller = connection.caller
+            if authorization.startswith(credential) and same == known:
+                return caller
+        if signer is None:
+            self.refuse_web_page(request)
+        elif _HOST.fullmatch(host) is None:
+            raise Refusal(faults.INVALID_ADDRESS, "The Host header is not valid.")
         # The part before the comma is the credential; the rest differs in every request.
-        credential = authorization[: authorization.find(",")] if authorization else request.query
-        try:
-            return self._callers[credential, host]
-        except KeyError:
-            pass
-        self.refuse_web_page(request)
-        scope = _CREDENTIAL.search(credential)
-        if scope is None:
-            # Not signed: only the queue's URL says whose queue it is.
-            return self._caller(self._directory.default, host)
-        caller = self._caller(self._owner(scope[1], scope[2]), host)
-        if authorization:
-            if len(self._callers) >= _CALLERS_MAX:
-                self._callers.clear()
-            self._callers[credential, host] = caller
+        credential = authorization[: authorization.find(",") + 1]
+        scope = signer or _scope_in(credential or authorization or request.query)
+        # Not signed: only the queue's URL says whose queue it is.
+        owner = self._directory.default if scope is None else self._owner(*scope)
+        caller = Caller(
+            owner,
+            self._directory.suffix(owner),
+            f"{self._scheme}://{host}",
+            signer is not None,
+            _holder(scope, agent, connection.peer_address),
+        )
+        if credential:
+            connection.caller = credential, same, caller
         return caller
 
     def _owner(self, access_key: str, region: str) -> Owner:
         account = access_key if is_account(access_key) else self._directory.default.account
         return Owner(account, region)
 
-    def _caller(self, owner: Owner, host: str) -> Caller:
-        base_url = f"{self._scheme}://{host}"
-        confined = self._verifier is not None
-        return Caller(owner, self._directory.suffix(owner), base_url, confined)
-
-    def _verified(self, request: Request, verifier: Verifier) -> Caller:
+    def _signer(self, request: Request, verifier: Verifier) -> tuple[str, str]:
+        """The access key and the region of a request that is signed rightly. Raises Refusal."""
         headers = request.headers
         signed = Signed(request.method, request.path, request.query, headers, request.body)
         if not is_signed(signed):
@@ -122,7 +132,7 @@ class Access:
                 )
             raise Refusal(faults.MISSING_TOKEN, "Request is missing Authentication Token.")
         try:
-            access_key, region = verifier.verify(signed, time())
+            return verifier.verify(signed, time())
         except BadSignature:
             raise Refusal(
                 faults.SIGNATURE,
@@ -130,10 +140,6 @@ class Access:
                 "Check your AWS Secret Access Key and signing method. Consult the service "
                 "documentation for details.",
             ) from None
-        host = headers.get("host", "localhost")
-        if _HOST.fullmatch(host) is None:
-            raise Refusal(faults.INVALID_ADDRESS, "The Host header is not valid.")
-        return self._caller(self._owner(access_key, region), host)
 
     def refuse_web_page(self, request: Request) -> None:
         """Refuses a request that a browser marks as sent by a web page. Raises Refusal."""
@@ -201,26 +207,20 @@ class Access:
         return not (mapped or address).is_unspecified
 
 
-def holder_of(request: Request, connection: HttpConnection) -> str:
-    """Who sends a request, for the claims it makes: access key, software, address.
+def _scope_in(credential: str) -> tuple[str, str] | None:
+    """The access key and the region that a request names, if it does."""
+    found = _CREDENTIAL.search(credential)
+    return None if found is None else (found[1], found[2])
 
-    A connection is mostly used by one client, for which this is made once.
-    """
-    headers = request.headers
-    agent = headers.get("user-agent", "")
-    authorization = headers.get("authorization", "")
-    key = authorization[authorization.find("=") + 1 : authorization.find("/")]
-    known = connection.holder
-    if known is not None and known[0] == key and known[1] == agent:
-        return known[2]
+
+def _holder(scope: tuple[str, str] | None, agent: str, peer: str) -> str:
+    """Who sends a request, for the claims it makes: access key, software, address."""
+    key = "" if scope is None else scope[0]
     software = agent.partition(" ")[0] or "unknown"
-    peer = connection.peer_address
     room = HOLDER_BYTES_MAX - len(peer) - len(" ()")
     # What the client says of itself is cut; its address is not.
     said = f"{key[:24]} {software}".strip()[:room]
-    text = "".join(each if " " <= each <= "~" else "?" for each in f"{said} ({peer})")
-    connection.holder = key, agent, text
-    return text
+    return "".join(each if " " <= each <= "~" else "?" for each in f"{said} ({peer})")
 
 
 def _is_presigned_by_no_browser(request: Request, host: str) -> bool:

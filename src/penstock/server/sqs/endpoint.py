@@ -9,7 +9,6 @@ service is in another process.
 
 import asyncio
 import secrets
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,11 +20,11 @@ import msgspec
 
 from penstock.backends.loop import Finish, Pending, Single, Steps
 from penstock.core.receipts import IDENTITY_BYTES, MessageIds
-from penstock.durations import BOUNDS_S, Durations
+from penstock.durations import Durations
 from penstock.errors import JournalError, PenstockError
 from penstock.server.http import HttpConnection, Request
 from penstock.server.lines import REQUEST_SLOW, SIGNATURE_REFUSED, ServerLines
-from penstock.server.sqs.access import Access, holder_of
+from penstock.server.sqs.access import Access
 from penstock.server.sqs.first_use import FirstUse
 from penstock.server.sqs.lookup import Caller, QueueLookup, refusal_of
 from penstock.server.sqs.messages import MessageActions
@@ -48,33 +47,26 @@ Operation = Callable[[Any, Caller], Single | Steps[Any]]
 SLOW_S: Final = 1.0
 _OF_SIGNATURES: Final = (faults.SIGNATURE, faults.INVALID_SECURITY, faults.MISSING_TOKEN)
 _RECEIVE: Final = "ReceiveMessage"
-_SENDS: Final = frozenset({"SendMessage", "SendMessageBatch"})
-_ATTRIBUTE: Final = b"MessageAttribute"
+_RECEIVE_ACTION: Final = ACTIONS[_RECEIVE]
 _NO_MESSAGES: Final = ReceiveResult([])
 
 
 class _Exchange(msgspec.Struct, eq=False):
-    """A request that is answered, now or later, and the connection it came on."""
+    """A request that is refused or answered later, and the connection it came on."""
 
     connection: HttpConnection
     protocol: SqsProtocol
     request_id: str
-    began_s: float
-    action: Action | None = None
+    # None if the request could not be read.
+    action: Action | None
+    # Where its duration is counted; None if it was refused.
+    times: Durations | None = None
+    pending: Pending | None = None
     # The function that makes the result from the reply, if the action was a single command.
     finish: Finish | None = None
     context: Any = None
-    pending: Pending | None = None
-    # Made while the disk syncs, if the reply was known then.
-    answer: bytes | None = None
-    is_refused: bool = False
     # When a receive began to wait, on the clock of the loop.
     since_s: float = 0.0
-
-    @property
-    def action_name(self) -> str:
-        """The name of the action; empty if the request could not be read."""
-        return "" if self.action is None else self.action.name
 
 
 class SqsEndpoint:
@@ -129,19 +121,20 @@ class SqsEndpoint:
         }
         if creates_on_use:
             FirstUse(lookup, queues.create).wrap(operations)
-        # What performs each action, with a getter of its required parameters.
+        # How long actions took that were answered with 200 and did not wait for a message; and of
+        # all others (action, status), how often. The metrics read both.
+        self.times = {name: Durations() for name in ACTIONS}
+        self.answered: Counter[tuple[str, int]] = Counter()
+        # What performs each action, with a getter of its required parameters, and its times.
         self._operations = {
-            name: (operations[name], _reader(action.required)) for name, action in ACTIONS.items()
+            name: (operations[name], _reader(action.required), self.times[name])
+            for name, action in ACTIONS.items()
         }
         # Receives without an answer, most of them because they wait for a message.
         self._receives: set[_Exchange] = set()
         self._ending = False
         self._request_ids = MessageIds(secrets.token_bytes(IDENTITY_BYTES))
         self._requests = 0
-        # How long actions took that were answered with 200 and did not wait for a message; and of
-        # all others (action, status), how often. The metrics read both.
-        self.times = {name: Durations() for name in ACTIONS}
-        self.answered: Counter[tuple[str, int]] = Counter()
         self._lines = lines if lines is not None else ServerLines()
         self._slow_s = slow_s
 
@@ -157,74 +150,93 @@ class SqsEndpoint:
 
     def answer(self, request: Request, connection: HttpConnection) -> bytes | None:
         """The response, or None if it will be sent later."""
-        began_s = perf_counter()
         self._requests += 1
-        exchange = _Exchange(
-            connection, protocol_of(request), self._request_ids.show(self._requests), began_s
-        )
+        request_id = self._request_ids.show(self._requests)
+        protocol = protocol_of(request)
+        action: Action | None = None
+        pending: Pending | None = None
         try:
-            caller = self._access.caller(request)
+            caller = self._access.caller(request, connection)
             if "x-amzn-trace-id" in request.headers:
                 caller = caller._replace(trace=trace_of_header(request.headers["x-amzn-trace-id"]))
-            action, parameters = exchange.protocol.decode(request, caller.base_url)
-            exchange.action = action
-            name = action.name
-            operation, required = self._operations[name]
-            # A message without attributes is stored in less time: its sender is kept with it only
-            # where the sender is known by a key.
-            if (
-                name == _RECEIVE
-                or caller.confined
-                or (name in _SENDS and _ATTRIBUTE in request.body)
-            ):
-                # The same as `_replace`, in less time: every receive comes here.
-                holder = holder_of(request, exchange.connection)
-                caller = Caller(
-                    caller.owner,
-                    caller.suffix,
-                    caller.base_url,
-                    caller.confined,
-                    caller.trace,
-                    holder,
-                )
-                if name == _RECEIVE and is_peek(request):
-                    operation = partial(self._peek, request)
+            action, parameters = protocol.decode(request, caller.base_url)
+            operation, required, times = self._operations[action.name]
+            if request.path != "/" and action is _RECEIVE_ACTION and is_peek(request):
+                operation = partial(self._peek, request)
             if None in required(parameters):
-                raise absent(name, _first_absent(action, parameters))
+                raise absent(action.name, _first_absent(action, parameters))
             if self._ending:
                 raise Refusal(faults.REQUEST_THROTTLED, "The server is about to stop.")
             made = operation(parameters, caller)
+            finish: Finish | None = None
+            context: Any = None
             if type(made) is tuple:
-                command, exchange.finish, exchange.context = made
-                result = self._submit(command)
+                command, finish, context = made
+                try:
+                    result = self._submit(command)
+                except PenstockError as refused:
+                    result, finish = finish(context, None, refused), None
             else:
                 result = self._run(cast("Steps[Any]", made))
+            if isinstance(result, Pending):
+                pending = result
+                if not pending.is_known:
+                    exchange = _Exchange(connection, protocol, request_id, action, times, pending)
+                    exchange.finish, exchange.context = finish, context
+                    self._answer_when_done(exchange, pending)
+                    return None
+                result = pending.reply
+            if finish is not None:
+                result = finish(context, result, None)
+            answer = protocol.encode(action, result, request_id, self._loop.time())
+            if pending is None:
+                if times.add(perf_counter() - connection.began_s) >= self._slow_s:
+                    self._tell_slow(action, connection)
+                return answer
+            exchange = _Exchange(connection, protocol, request_id, action, times)
         except Exception as error:
-            return self._make_answer(exchange, None, error)
-        if not isinstance(result, Pending):
-            answer = self._make_answer(exchange, result, None)
-            self._count(exchange)
-            return answer
-        exchange.pending = result
-        if result.is_known:
-            exchange.answer = self._make_answer(exchange, result.reply, None)
-        result.then(partial(self._answer_later, exchange))
-        if exchange.action_name == _RECEIVE:
+            exchange = _Exchange(connection, protocol, request_id, action)
+            answer = self._refused(exchange, error)
+            if pending is None:
+                return answer
+        # The answer was made while the disk syncs, so that it is sent without further work.
+        pending.done = partial(self._send_durable, exchange, answer)
+        if action is _RECEIVE_ACTION:
+            connection.on_gone = pending.cancel
+        return None
+
+    def _send_durable(
+        self, exchange: _Exchange, answer: bytes, _: object, error: Exception | None
+    ) -> None:
+        connection, times = exchange.connection, exchange.times
+        if error is not None:
+            answer = self._refused(exchange, error)
+        elif times and times.add(perf_counter() - connection.began_s) >= self._slow_s:
+            self._tell_slow(exchange.action, connection)
+        connection.finish(answer)
+        if isinstance(error, JournalError):
+            connection.close()
+
+    def _answer_when_done(self, exchange: _Exchange, pending: Pending) -> None:
+        pending.then(partial(self._answer_later, exchange))
+        if exchange.action is _RECEIVE_ACTION:
             # Other actions are completed even if the client disconnects.
             exchange.since_s = self._loop.time()
             self._receives.add(exchange)
-            connection.on_gone = partial(self._abandon, exchange)
-        return None
+            exchange.connection.on_gone = partial(self._abandon, exchange)
 
     def _answer_later(self, exchange: _Exchange, reply: Any, error: Exception | None) -> None:
         self._receives.discard(exchange)
-        answer = exchange.answer
-        if answer is None or error is not None:
-            answer = self._make_answer(exchange, reply, error)
-        self._count(exchange)
-        exchange.connection.finish(answer)
+        answer, connection = self._make_answer(exchange, reply, error), exchange.connection
+        times = exchange.times
+        if times is not None and exchange.action is _RECEIVE_ACTION:
+            # How long it waited for a message is not how long the server took.
+            self.answered[_RECEIVE, 200] += 1
+        elif times and times.add(perf_counter() - connection.began_s) >= self._slow_s:
+            self._tell_slow(exchange.action, connection)
+        connection.finish(answer)
         if isinstance(error, JournalError):
-            exchange.connection.close()
+            connection.close()
 
     def _make_answer(self, exchange: _Exchange, reply: Any, error: Exception | None) -> bytes:
         finish, action = exchange.finish, exchange.action
@@ -241,22 +253,10 @@ class SqsEndpoint:
         except Exception as refused:
             return self._refused(exchange, refused)
 
-    def _count(self, exchange: _Exchange) -> None:
-        """Counts an action that was answered with 200; others are counted when they are refused."""
-        if exchange.is_refused:
-            return
-        name = exchange.action_name
-        if name == _RECEIVE and exchange.pending is not None and exchange.answer is None:
-            # How long it waited for a message is not how long the server took.
-            self.answered[name, 200] += 1
-            return
-        took_s = perf_counter() - exchange.began_s
-        # The same as `Durations.add`, in less time: every request comes here.
-        times = self.times[name]
-        times.counts[bisect_left(BOUNDS_S, took_s)] += 1
-        times.sum_s += took_s
-        if took_s >= self._slow_s:
-            self._lines.tell(REQUEST_SLOW, action=name, ms=round(took_s * 1_000, 1))
+    def _tell_slow(self, action: Action | None, connection: HttpConnection) -> None:
+        took_s = perf_counter() - connection.began_s
+        name = None if action is None else action.name
+        self._lines.tell(REQUEST_SLOW, action=name, ms=round(took_s * 1_000, 1))
 
     def _abandon(self, exchange: _Exchange) -> None:
         """Called if the client of a receive disconnects: the messages claimed for it return."""
@@ -265,16 +265,17 @@ class SqsEndpoint:
             exchange.pending.cancel()
 
     def _refused(self, exchange: _Exchange, error: Exception) -> bytes:
+        name = "" if exchange.action is None else exchange.action.name
         if isinstance(error, PenstockError):
             error = refusal_of(error)
         if not isinstance(error, Refusal):
             # A fault of this program: the caller may try again.
-            self._report(exchange.action_name or "a request", error)
+            self._report(name or "a request", error)
             error = Refusal(faults.SERVICE_UNAVAILABLE, "The request could not be served.")
-        exchange.is_refused = True
-        self.answered[exchange.action_name, error.fault.status] += 1
+        exchange.times = None
+        self.answered[name, error.fault.status] += 1
         refusal: dict[str, object] = {
-            "action": exchange.action_name or None,
+            "action": name or None,
             "code": error.fault.name,
             "request_id": exchange.request_id,
         }

@@ -57,9 +57,9 @@ class Caller(NamedTuple):
     owner: Owner
     suffix: str
     base_url: str
-    confined: bool = False
+    confined: bool
+    holder: str
     trace: str | None = None
-    holder: str | None = None
 
     def may_reach(self, owner: Owner) -> bool:
         """Whether this caller may use an owner's queues.

@@ -152,7 +152,9 @@ class MessageActions:
             context = {**(context or {}), TRACE: caller.trace}
         if caller.owner.account != self._default_account:
             context = {**(context or {}), SENDER: caller.owner.account}
-        if caller.holder is not None and self._names_pushers:
+        # A message without attributes is stored in less time: its sender is kept with it only where
+        # the sender is known by a key.
+        if (attributes is not None or caller.confined) and self._names_pushers:
             context = {**(context or {}), PUSHER: caller.holder}
         group = asked.message_group_id
         if group is not None:
@@ -271,9 +273,7 @@ class MessageActions:
         wanted = asked.message_attribute_names
         return model.ReceiveResult([self._shown(claim, names, wanted, fifo) for claim in claims])
 
-    def _pull(
-        self, queue: QueueInfo, asked: model.ReceiveMessageRequest, holder: str | None
-    ) -> Pull:
+    def _pull(self, queue: QueueInfo, asked: model.ReceiveMessageRequest, holder: str) -> Pull:
         limit = asked.max_number_of_messages
         if limit is None:
             limit = 1

@@ -128,7 +128,8 @@ class ReceiptActions:
         settings = queue.settings
         if settings.fifo or self._all_strict:
             return True
-        return settings.annotations.get(STRICT_RECEIPTS, "0") != "0"
+        notes = settings.annotations
+        return STRICT_RECEIPTS in notes and notes[STRICT_RECEIPTS] != "0"
 
     def _change(
         self, queue: QueueInfo, receipt: str, visibility_s: int | None, place: int = 0
