@@ -147,6 +147,8 @@ class Engine:
     settle_max = SETTLE_MAX
     # How many of the command's own queue at most. On an event loop fewer than a pull may ask for.
     own_settle_max = PULL_LIMIT_MAX
+    # How many messages a pull claims in one step, if its steps are executed on an event loop.
+    pull_part_max = 500
 
     def __init__(
         self,

@@ -292,7 +292,7 @@ class Status:
                 found[info.queue] = info, stats, self._service.now_ms()
                 if number % _SLICE == 0:
                     cost_s += perf_counter() - began_s
-                    yield
+                    yield None
                     began_s = perf_counter()
             self.is_partial = len(infos) == _PAGE and len(found) >= self._queues_max
             if len(infos) < _PAGE or self.is_partial:
