@@ -21,16 +21,12 @@ from penstock.errors import PenstockError, ProtocolError, UnavailableError
 from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
 from penstock.server.stream import Limits as Limits
-from penstock.server.stream import LongRequest, StreamServer, bodies_bytes, ignore_reply
+from penstock.server.stream import StreamServer, bodies_bytes, ignore_reply
 from penstock.service import (
     Claim,
-    Delete,
-    Extend,
     History,
     Peek,
     Pull,
-    Push,
-    Release,
 )
 from penstock.wire.frames.bodies import DECODE, command_fault, encode_claims, encode_reply
 from penstock.wire.frames.bulk import encode_bulk_reply
@@ -56,7 +52,6 @@ from penstock.wire.frames.split_batches import (
     HistoryAnswer,
     bounded,
     long_answer,
-    pulls_one,
     with_faults,
 )
 
@@ -67,8 +62,6 @@ R = TypeVar("R")
 _decoder_of: Final = DECODE.get
 # Commands whose replies `encode_reply` makes into frames as they are.
 _PLAIN: Final = frozenset(KIND_OF.values()) - {PULL, BATCH, HISTORY, DESCRIBE_QUEUES}
-# Kinds of requests that take little time, unless they are large.
-SHORT: Final = frozenset({*map(KIND_OF.__getitem__, (Push, Delete, Release, Extend)), CANCEL})
 # Kinds whose decoding or whose answer may be long.
 _LONG: Final = frozenset({BATCH, BULK_PUSH, DESCRIBE_QUEUES})
 # Kinds of which no later request of a connection is executed before all their steps are.
@@ -169,15 +162,6 @@ class FrameServer(StreamServer):
                 self._wait(connection, request, reply)
             else:
                 self._defer(connection, kind, request, command, reply)
-
-    def execute_long(self, connection: "FrameConnection", frame: Frame) -> None:
-        """The same as `execute`, for a request that is not in SHORT: it may have to wait."""
-        kind, _, body = frame
-        if kind == PULL and pulls_one(body):
-            self.execute(connection, frame)
-        else:
-            execute = partial(self.execute, connection, frame)
-            connection.execute_in_turn(LongRequest(("frames", kind), len(body), execute))
 
     def _take_other(
         self, connection: "FrameConnection", kind: int, request: int, body: Body
