@@ -246,7 +246,18 @@ class Engine:
                 elif self._is_volatile and not self._waiting:
                     self._events = []
                 else:
-                    self.answer_sequence = self._append()
+                    # The same as `_append`, with one call less.
+                    events = self._events
+                    self._events = []
+                    try:
+                        sequence, places = self.journal.append(events)
+                    except PenstockError as error:
+                        self._fail(error)
+                    self.answer_sequence = self._sequence = sequence
+                    if places:
+                        self._place(events, places)
+                    if self._waiting:
+                        self._line.serve(events)
             except StaleReceipt as stale:
                 self._keep_events()
                 raise self._with_life(stale, command) from None
