@@ -797,10 +797,19 @@ class Engine:
             with suppress(PenstockError):
                 self.submit(release)
 
+    def arrange_ticks(self, arrange: Callable[[], None]) -> None:
+        """Calls the function, within a command, when `tick` must be called earlier than before."""
+        self._line.arrange = arrange
+
     @property
     def has_waiters(self) -> bool:
         """Whether any pull is waiting."""
         return bool(self._waiting)
+
+    @property
+    def first_waiter(self) -> Waiter | None:
+        """One of the pulls that wait, if any."""
+        return next(iter(self._waiting.values()))[0] if self._waiting else None
 
     @property
     def upkeep_failed(self) -> bool:

@@ -85,6 +85,7 @@ class LoopEngine:
         self._closed = False
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         self._unsubscribe = engine.clock.subscribe(self._on_time_moved)
+        engine.arrange_ticks(self.plan_timer)
         if engine.upkeep is not None:
             engine.upkeep.start(self._exclusively, indexes=True)
 
@@ -618,11 +619,8 @@ class EngineReply(Pending, kw_only=True):
         return self.waits and self.waiter is not None and self.waiter.command.queue == queue
 
     def wake(self) -> None:
-        """Called by the engine, within a command: the wait is over, or the timer is to be set."""
-        if self.waiter is not None and self.waiter.done:
-            self.loop_engine.woken(self)
-        else:
-            self.loop_engine.plan_timer()
+        """Called by the engine, within a command: the wait is over."""
+        self.loop_engine.woken(self)
 
     def cancel(self) -> None:
         if self.done is None:
