@@ -8,7 +8,7 @@ only ever added at the end, always with a default.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
 from typing import (
@@ -62,6 +62,13 @@ T = TypeVar("T")
 # How many messages one Redrive moves, unless a service has its own limit: other commands wait
 # meanwhile.
 REDRIVE_MAX: Final = 250
+# What of a long request is decoded, executed or encoded in one bounded step (each takes about
+# 10 ms): items with all options, items with only a body, bytes, and descriptions of queues, of
+# which each has up to 64 KiB.
+PART_ITEMS_MAX: Final = 200
+PLAIN_PART_ITEMS_MAX: Final = 2_500
+PART_BYTES_MAX: Final = 4 * 1024 * 1024
+PART_QUEUES_MAX: Final = 200
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -472,6 +479,30 @@ class PushMany(Command[Sequence[Any]], frozen=True, array_like=True):
             and (ids is None or (len(ids) == len(self.bodies) and None not in ids))
         )
 
+    @property
+    def has_whole_columns(self) -> bool:
+        """Whether each column has one value a message."""
+        count = len(self.bodies)
+        return all(len(values) == count for values in self._columns().values())
+
+    def _columns(self) -> dict[str, Sequence[Any]]:
+        values = {name: getattr(self, name) for name in _COLUMNS}
+        return {name: each for name, each in values.items() if each is not None}
+
+    def part(self, start: int, stop: int) -> "PushMany":
+        """The pushes from one place to another."""
+        columns = {name: values[start:stop] for name, values in self._columns().items()}
+        return msgspec.structs.replace(self, bodies=self.bodies[start:stop], **columns)
+
+    @staticmethod
+    def joined(parts: Sequence["PushMany"]) -> "PushMany":
+        """The pushes of all parts of one command, which have the same fields and columns."""
+        columns = {
+            name: [value for part in parts for value in getattr(part, name)]
+            for name in ("bodies", *parts[0]._columns())
+        }
+        return msgspec.structs.replace(parts[0], **columns)
+
     def pushes(self) -> list[Push]:
         """The same pushes one by one. Raises InvalidField for a column of another length."""
         count = len(self.bodies)
@@ -488,6 +519,22 @@ class PushMany(Command[Sequence[Any]], frozen=True, array_like=True):
                 _column("each_attributes", self.each_attributes, self.attributes, count),
             )
         )
+
+
+_COLUMNS: Final = ("dedup_ids", "delays_ms", "priorities", "ttls_ms", "groups", "each_attributes")
+
+
+def part_ranges(sizes: Sequence[int], items_max: int) -> Iterator[tuple[int, int]]:
+    """Where each part of items of these sizes begins and ends: it has at least one item."""
+    start = 0
+    part_bytes = 0
+    for place, size in enumerate(sizes):
+        if place > start and (place - start == items_max or part_bytes + size > PART_BYTES_MAX):
+            yield start, place
+            start, part_bytes = place, 0
+        part_bytes += size
+    if sizes:
+        yield start, len(sizes)
 
 
 def _column(name: str, values: Sequence[T | None] | None, shared: T, count: int) -> Iterable[T]:

@@ -146,9 +146,9 @@ def test_a_shard_is_handed_over_after_the_last_part_of_a_large_request(on_cluste
         (owned,) = cluster.owned_shards()
         pushing = asyncio.create_task(queues.service.execute(large("batch")))
         await cluster.until(lambda: owned.engine.shard.names["orders"].deliveries)
-        assert owned._server._in_parts
+        assert owned._server._running
         await owned.hand_over()
-        assert not owned._server._in_parts
+        assert not owned._server._running
         async with asyncio.timeout(TIMEOUT_S):
             assert len(await pushing) == MANY
 

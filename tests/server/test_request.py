@@ -62,6 +62,12 @@ class Recorder(RequestReader):
     def expects_continue(self) -> None:
         pass
 
+    def take(self, data: bytes) -> None:
+        """Reads as a connection does."""
+        request = self.feed(data)
+        if request is not None:
+            self.receive(request)
+
 
 class Observed(Recorder):
     """Also counts the calls of the parser."""
@@ -81,7 +87,7 @@ def read(reader: Recorder, pieces: list[bytes], by_parser: bool) -> list[Any]:
             if by_parser:
                 reader.parse(piece)
             else:
-                reader.feed(piece)
+                reader.take(piece)
     except Unacceptable as error:
         return [*found, (error.status, str(error))]
     return [*found, reader.in_message, reader.completed]
@@ -103,8 +109,8 @@ def both(*pieces: bytes) -> tuple[list[Any], list[Any], Observed]:
 def test_a_plain_request_is_read_without_the_parser() -> None:
     Recorder().parse(PLAIN)
     reader = Observed()
-    reader.feed(PLAIN)
-    reader.feed(PLAIN)
+    reader.take(PLAIN)
+    reader.take(PLAIN)
     assert reader.parsed == 0
     assert reader.completed == 2
     assert [each.body for each in reader.requests] == [BODY, BODY]
@@ -131,7 +137,7 @@ def test_invented_names_of_headers_do_not_keep_later_names_from_being_learned() 
     late = PLAIN.replace(b"User-Agent", b"X-Of-A-Late-Client")
     Recorder().parse(late)
     reader = Observed()
-    reader.feed(late)
+    reader.take(late)
     assert reader.parsed == 0
     assert reader.requests[0].headers["x-of-a-late-client"] == "any/1.0"
     assert len(request_module._LOWERED) <= request_module._LOWERED_MAX

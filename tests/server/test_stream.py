@@ -202,7 +202,7 @@ def test_requests_wait_while_answers_are_not_read_and_keep_their_order(start):
         link, connection = connect(peer, stack)
         numbers = list(range(2, MESSAGES + 2))
         link.sendall(b"".join(map(peer.large, numbers)))
-        until(lambda: peer.call(lambda: connection.has_backlog and connection.must_wait))
+        until(lambda: peer.call(lambda: connection._backlog and connection.must_wait))
         held_bytes = peer.call(lambda: peer.server.held.total_bytes)
         assert MIB < held_bytes < MIB + 3 * BODY_BYTES
         assert [peer.next_number(link) for _ in numbers] == numbers
@@ -217,7 +217,7 @@ def test_bytes_that_are_no_request_are_refused_after_the_requests_before_them(st
         link, connection = connect(peer, stack)
         numbers = list(range(2, 52))
         link.sendall(b"".join(map(peer.large, numbers)) + b"\xee" * 32)
-        until(lambda: peer.call(lambda: connection.has_backlog and connection.must_wait))
+        until(lambda: peer.call(lambda: connection._backlog and connection.must_wait))
         assert [peer.next_number(link) for _ in numbers] == numbers
         assert peer.next_number(link) == 0
         until(lambda: not peer.server.connections)
@@ -228,7 +228,7 @@ def test_a_server_stops_while_requests_wait_for_a_client_that_does_not_read(star
     with ExitStack() as stack:
         link, connection = connect(peer, stack)
         link.sendall(b"".join(map(peer.large, range(2, 52))))
-        until(lambda: peer.call(lambda: connection.has_backlog and connection.must_wait))
+        until(lambda: peer.call(lambda: connection._backlog and connection.must_wait))
         peer.call(lambda: peer.server.loop.call_later(0.2, connection.abort))
         peer.stop()
     assert not peer.server.connections

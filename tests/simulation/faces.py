@@ -252,7 +252,7 @@ class LoopFace:
     @staticmethod
     def _steps(pull: Pull) -> Steps[list[Claim]]:
         claims = yield pull
-        yield
+        yield None
         return claims
 
     def _done(self, call: Call, claims: list[Claim] | None, error: Exception | None) -> None:

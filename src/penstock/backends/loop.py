@@ -19,6 +19,7 @@ the result from its reply or its error (`Single`), which costs less than a gener
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
+from types import CodeType, GeneratorType
 from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
@@ -27,7 +28,6 @@ from penstock.backends.scheduler import run_queue
 from penstock.clock import Clock, SystemClock
 from penstock.errors import EngineClosed, PenstockError, QueueNotFound
 from penstock.service import (
-    PULL_LIMIT_MAX,
     AsyncQueueService,
     Claim,
     Command,
@@ -66,9 +66,14 @@ class Pending(msgspec.Struct, eq=False, kw_only=True):
     while it waits for a message, which may take long, and not only for a disk or a network. If
     `is_known`, `reply` is set and only its changes are not durable yet: the response can be made
     meanwhile, but not sent. `claims` are those of a pull, as far as they are known.
+
+    `runs` is true between the bounded steps of what takes long; `ran` is called when that is over:
+    before it waits for a message, or when it was executed, and only its changes may not be durable.
     """
 
     done: Done | None = None
+    ran: Callable[[], None] | None = None
+    runs: bool = False
     waits: bool = False
     is_known: bool = False
     reply: Any = None
@@ -85,8 +90,17 @@ class Pending(msgspec.Struct, eq=False, kw_only=True):
         """
         raise NotImplementedError
 
+    def end_run(self) -> None:
+        """Notes that no further step follows."""
+        self.runs = False
+        ran, self.ran = self.ran, None
+        if ran is not None:
+            ran()
+
     def finish(self, reply: Any, error: Exception | None) -> None:
         """Calls back, unless that was cancelled or done before."""
+        if self.runs:
+            self.end_run()
         done, self.done = self.done, None
         if done is not None:
             done(reply, error)
@@ -120,10 +134,6 @@ class LoopService(Protocol):
     """A queue service as servers on an event loop use it."""
 
     redrive_max: int
-    # How many messages are claimed at once, while other requests wait.
-    pull_part_max: int
-    # How many due messages of its queue a command settles first, while other requests wait.
-    settle_max: int
     now_ms: Callable[[], int]
 
     @property
@@ -139,13 +149,6 @@ class LoopService(Protocol):
         """`submit` for the one command whose work grows with the journal: done in slices.
 
         With `parts`, the reply is its result.
-        """
-        ...
-
-    def settle_some(self, queue: str) -> bool:
-        """Settles up to `settle_max` of the messages of each kind that are due in a queue.
-
-        Returns whether more are due there.
         """
         ...
 
@@ -176,6 +179,32 @@ class LoopService(Protocol):
     async def close(self) -> None:
         """Releases everything; what is pending fails with EngineClosed."""
         ...
+
+
+def code_of(steps: Steps[Any]) -> CodeType:
+    """What the steps execute: the line in which they wait, and what they are known by."""
+    return cast("GeneratorType[Any, Any, Any]", steps).gi_code
+
+
+def each_by(
+    steps: Steps[R],
+    execute: Callable[[Command[Any]], Steps[Any]],
+    command: Command[Any] | None,
+) -> Steps[R]:
+    """The same steps, from this command on, each command by the steps of `execute`."""
+    try:
+        while True:
+            try:
+                reply = (yield None) if command is None else (yield from execute(command))
+            except PenstockError as error:
+                command = steps.throw(error)
+            else:
+                command = steps.send(reply)
+    except StopIteration as stop:
+        return cast(R, stop.value)
+    finally:
+        # If these are closed before their end.
+        steps.close()
 
 
 async def result_of(reply: R | Pending) -> R:
@@ -209,8 +238,6 @@ class AwaitedService:
     def __init__(self, service: AsyncQueueService, clock: Clock | None = None) -> None:
         self.LACKS = service.LACKS
         self.redrive_max = service.redrive_max
-        # A pull does not hold up this event loop, and each part would wait for the network.
-        self.pull_part_max = self.settle_max = PULL_LIMIT_MAX
         self.now_ms = (clock or SystemClock()).now_ms
         self._service = service
         self._loop = asyncio.get_running_loop()
@@ -228,9 +255,6 @@ class AwaitedService:
         pending = AwaitedReply(service=self)
         pending.start(self._history(command, parts or EventList(), pending))
         return pending
-
-    def settle_some(self, queue: str) -> bool:
-        return False
 
     async def _history(self, command: History, parts: HistoryParts, pending: "AwaitedReply") -> Any:
         events = await self._execute(command, pending)
@@ -257,8 +281,11 @@ class AwaitedService:
                 try:
                     reply = None
                     if command is None:
-                        await self._run_queue.wait(steps.gi_code)
+                        pending.runs = True
+                        await self._run_queue.wait(code_of(steps))
                     else:
+                        if pending.runs and pending.waits:
+                            pending.end_run()
                         reply = await self._execute(command, pending)
                 except PenstockError as error:
                     command = steps.throw(error)
@@ -359,6 +386,7 @@ class AwaitedReply(Pending, kw_only=True):
     def cancel(self) -> None:
         self.done = None
         self.waits = False
+        self.end_run()
         if self.task is not None and not self.task.done():
             self.task.cancel()
             # A pull whose claims have arrived is past the await that the service can cancel.

@@ -21,6 +21,7 @@ Everything on one event loop shares its queue: `run_queue` returns it.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable
+from functools import partial
 from time import perf_counter
 from typing import Final
 from weakref import WeakKeyDictionary, ref
@@ -82,7 +83,7 @@ class RunQueue:
     async def wait(self, kind: Hashable) -> None:
         """Returns in a later turn of the event loop, when it is this caller's turn in the line."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.add(kind, lambda: turn.done() or turn.set_result(None))
+        self.add(kind, partial(_end_wait, turn))
         await turn
 
     def _plan(self) -> None:
@@ -111,6 +112,11 @@ class RunQueue:
             # Also if a step has failed.
             if lines:
                 self._plan()
+
+
+def _end_wait(turn: "asyncio.Future[None]") -> None:
+    if not turn.done():
+        turn.set_result(None)
 
 
 _queues: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, RunQueue]] = WeakKeyDictionary()

@@ -9,12 +9,11 @@ from contextlib import suppress
 
 import msgspec
 
-from penstock.backends.long_commands import PAGE_QUEUES
 from penstock.cluster.known_queues import KnownQueues
 from penstock.cluster.spread_changes import SpreadChanges
 from penstock.cluster.spread_rules import Spread, shards_at, spread_of
 from penstock.errors import QueueNotFound
-from penstock.service import DescribeQueues, ListQueues, QueueInfo
+from penstock.service import PART_QUEUES_MAX, DescribeQueues, ListQueues, QueueInfo
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -80,9 +79,9 @@ class Resharding:
     async def _described(self, shard: int) -> AsyncIterator[QueueInfo]:
         after = ""
         while True:
-            page = await self._known.ask(shard, DescribeQueues("", after, PAGE_QUEUES))
+            page = await self._known.ask(shard, DescribeQueues("", after, PART_QUEUES_MAX))
             for info in page:
                 yield info
-            if len(page) < PAGE_QUEUES:
+            if len(page) < PART_QUEUES_MAX:
                 return
             after = page[-1].queue

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 import msgspec
 from nats.aio.client import Client
 
-from penstock.backends.long_commands import PAGE_QUEUES, takes_pages
 from penstock.clock import SystemClock
 from penstock.cluster.histories import read_history
 from penstock.cluster.jetstream import JetStream
@@ -41,7 +40,9 @@ from penstock.errors import (
 )
 from penstock.service import (
     BATCH_ITEMS_MAX,
+    PART_QUEUES_MAX,
     PEEK_LIMIT_MAX,
+    QUEUES_LIMIT_MAX,
     REDRIVE_MAX,
     Batch,
     Claim,
@@ -403,12 +404,13 @@ class Router:
         self, shard: int, command: DescribeQueues
     ) -> AsyncIterator[Sequence[QueueInfo]]:
         """The settings of the queues in one shard: other work is done between the pages."""
-        if not takes_pages(command):
+        most = command.limit
+        if type(most) is not int or not PART_QUEUES_MAX < most <= QUEUES_LIMIT_MAX:
             yield await self.ask(shard, command)
             return
         count, after = 0, command.after
-        while count < command.limit:
-            limit = min(command.limit - count, PAGE_QUEUES)
+        while count < most:
+            limit = min(most - count, PART_QUEUES_MAX)
             page = await self.ask(shard, DescribeQueues(command.prefix, after, limit))
             yield page
             if len(page) < limit:

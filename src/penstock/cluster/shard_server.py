@@ -16,19 +16,7 @@ from typing import Any, Final, Protocol
 
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.loop import EngineReply, LoopEngine
-from penstock.backends.long_commands import (
-    HistoryAnswer,
-    bounded,
-    divides_redrive,
-    pull_parts,
-    redrive_parts,
-    run_pull,
-    settle_before_pull,
-    take_pages,
-    take_parts,
-    takes_pages,
-)
-from penstock.backends.loop import Pending, Steps
+from penstock.backends.loop import Pending
 from penstock.cluster.journal import ReplicatedJournal
 from penstock.cluster.log import LogFull, LogSteps, Pause, Unanswered
 from penstock.cluster.membership import SILENT_S
@@ -43,22 +31,20 @@ from penstock.errors import (
 )
 from penstock.output import logger
 from penstock.service import (
-    Claim,
     Command,
     ConfigureQueue,
     CreateQueue,
     DeleteQueue,
-    DescribeQueues,
     History,
     Peek,
     Pull,
     Push,
-    Redrive,
     Release,
     Stats,
 )
 from penstock.wire import shard_protocol as protocol
 from penstock.wire.frames.frames import FRAME_BYTES_MAX
+from penstock.wire.frames.split_batches import HistoryAnswer, bounded
 
 _SETTINGS_COMMANDS: Final = (CreateQueue, ConfigureQueue, DeleteQueue)
 # The sender of a command: the subject for its reply, and the command's token.
@@ -129,9 +115,9 @@ class ShardServer:
         self._unconfirmed: deque[tuple[int, Caller, list[bytes]]] = deque()
         # Answers that show changes which are not durable yet.
         self._not_durable: dict[Caller, tuple[list[bytes], bool]] = {}
-        # Commands that are executed in parts. Until they end, commands that change settings wait:
-        # all parts must be executed under the spread that was checked.
-        self._in_parts: dict[Caller, Pending] = {}
+        # Whose commands are executed in several steps. Until all are, commands that change settings
+        # wait: all steps must be executed under the spread that was checked.
+        self._running: set[Caller] = set()
         self._delayed: list[tuple[Caller, bytes]] = []
         # Replies that wait until dead letters have arrived, each with the time since it waits.
         self._held_back: deque[tuple[float, Caller, list[bytes]]] = deque()
@@ -165,11 +151,7 @@ class ShardServer:
 
     def _submit(self, caller: Caller, frame: bytes, watch_only: bool) -> None:
         try:
-            large = protocol.read_large_command(frame)
-            if large is None:
-                self._submit_whole(caller, frame, watch_only)
-            else:
-                self._submit_in_parts(caller, large)
+            self._submit_checked(caller, frame, watch_only)
         except JournalError:
             # It was refused before anything was appended.
             self._sender.send(*caller, protocol.NOT_OWNER)
@@ -181,38 +163,37 @@ class ShardServer:
         if self.engine.shard.departed.deliveries:
             self.has_departures.set()
 
-    def _submit_whole(self, caller: Caller, frame: bytes, watch_only: bool) -> None:
+    def _submit_checked(self, caller: Caller, frame: bytes, watch_only: bool) -> None:
+        steps = protocol.long_answer_to(frame, self._check)
+        if steps is not None:
+            # What changed something is durable when it is answered.
+            send = self._send if protocol.changes_messages(frame) else self._send_durable
+            pending = self.service.run(steps)
+            assert isinstance(pending, Pending), "a step ends before the command"
+            self._answer_by_frame(caller, pending, send)
+            return
         command: Any
         command, version = protocol.read_command(frame)
         changes_settings = isinstance(command, _SETTINGS_COMMANDS)
-        if changes_settings and self._in_parts:
+        if changes_settings and self._running:
             self._delayed.append((caller, frame))
             return
-        self.guard.check(command, version, self.service.now_ms())
+        self._check(command, version)
         # Stats that another shard acts on are confirmed.
         is_confirmed = watch_only or type(command) is not Stats
         if watch_only and type(command) is not Stats:
             result = self._watch(command)
-        elif takes_pages(command):
-            self._submit_in_pages(caller, command)
-            return
         elif type(command) is History:
             answer = HistoryAnswer(0, FRAME_BYTES_MAX)
-            self._answer_by_frame(caller, self.service.history(command, answer))
-            return
-        elif type(command) is Redrive and divides_redrive(self.service, command):
-            self._redrive_in_parts(caller, command)
+            pending = self.service.history(command, answer)
+            self._answer_by_frame(caller, pending, self._send_durable)
             return
         else:
             if isinstance(command, Pull | Peek):
                 command = bounded(command, FRAME_BYTES_MAX)
-            if type(command) is Pull and settle_before_pull(self.service, command):
-                steps = self._checked_pull(command, version)
-                result = run_pull(self.service, command, steps)
-            else:
-                result = self.service.submit(command)
+            result = self.service.submit(command)
         if isinstance(result, Pending):
-            self._pending[caller] = result
+            self._note_pending(caller, result)
             result.then(partial(self._answer_later, caller, command))
         elif type(command) is Pull:
             self._send_confirmed(caller, protocol.write_reply(command, result))
@@ -221,97 +202,51 @@ class ShardServer:
         if changes_settings:
             self._note_settings(command.queue)
 
-    def _submit_in_pages(self, caller: Caller, command: DescribeQueues) -> None:
-        """Reads the settings of many queues; other commands are executed between the pages."""
-        pending = self.service.run(take_pages(0, command, FRAME_BYTES_MAX))
-        if isinstance(pending, Pending):
-            self._answer_by_frame(caller, pending)
-        else:
-            self._send_durable(caller, protocol.write_reply_frame(pending))
+    def _check(self, command: Command[Any], version: int) -> None:
+        self.guard.check(command, version, self.service.now_ms())
 
-    def _checked_pull(self, pull: Pull, version: int) -> Steps[list[Claim]]:
-        """A pull in parts; the spread may change in its pauses, and is checked before each part.
-
-        If it has changed, the pull ends with its claims. Raises SpreadChanged if it has none.
-        """
-        steps = pull_parts(self.service, pull)
-        claims: list[Claim] = []
-        command = next(steps)
-        try:
-            while True:
-                if type(command) is Pull:
-                    self.guard.check(command, version, self.service.now_ms())
-                try:
-                    reply = yield command
-                except PenstockError as error:
-                    command = steps.throw(error)
-                else:
-                    claims += reply or ()
-                    command = steps.send(reply)
-        except SpreadChanged:
-            if claims:
-                return claims
-            raise
-        except StopIteration as stop:
-            found: list[Claim] = stop.value
-            return found
-
-    def _redrive_in_parts(self, caller: Caller, redrive: Redrive) -> None:
-        """Moves many messages; other commands are executed between the parts."""
-        reply = self.service.run(redrive_parts(self.service, redrive))
-        if isinstance(reply, Pending):
-            self._in_parts[caller] = reply
-            reply.then(partial(self._end_redrive, caller, redrive))
-        else:
-            self._send_durable(caller, protocol.write_reply(redrive, reply))
-
-    def _end_redrive(
-        self, caller: Caller, redrive: Redrive, moved: int, error: Exception | None
-    ) -> None:
-        messages = [] if error is not None else protocol.write_reply(redrive, moved)
-        self._end_in_parts(caller, messages, error)
-
-    def _answer_by_frame(self, caller: Caller, pending: Pending) -> None:
-        """Answers a command that changes nothing, whose reply is the frame of the answer."""
+    def _note_pending(self, caller: Caller, pending: Pending) -> None:
         self._pending[caller] = pending
-        pending.then(partial(self._end_reading, caller))
+        if pending.runs:
+            self._running.add(caller)
+            pending.ran = partial(self._end_run, caller)
 
-    def _end_reading(self, caller: Caller, frame: bytes, error: Exception | None) -> None:
+    def _end_run(self, caller: Caller) -> None:
+        """All steps of a command are executed: those that waited for it are, when none is left."""
+        self._running.discard(caller)
+        if self._delayed and not self._running:
+            # Not within a command.
+            self._loop.call_soon(self._submit_delayed)
+
+    def _submit_delayed(self) -> None:
+        if self._running:
+            return
+        delayed, self._delayed = self._delayed, []
+        for caller, frame in delayed:
+            if self.is_closing:
+                self._sender.send(*caller, protocol.NOT_OWNER)
+            else:
+                self._submit(caller, frame, watch_only=False)
+
+    def _answer_by_frame(
+        self, caller: Caller, pending: Pending, send: Callable[[Caller, list[bytes]], None]
+    ) -> None:
+        """Sends the frame of the answer that a Pending replies with."""
+        self._note_pending(caller, pending)
+        pending.then(partial(self._send_frame, caller, send))
+
+    def _send_frame(
+        self,
+        caller: Caller,
+        send: Callable[[Caller, list[bytes]], None],
+        frame: bytes,
+        error: Exception | None,
+    ) -> None:
         self._pending.pop(caller, None)
         if error is None:
-            self._send_durable(caller, protocol.write_reply_frame(frame))
+            send(caller, protocol.write_reply_frame(frame))
         else:
             self._refuse_later(caller, error)
-
-    def _submit_in_parts(self, caller: Caller, large: protocol.LargeCommand) -> None:
-        """Executes a large batch or bulk push; other commands are executed between its parts."""
-
-        def check(part: Command[Any]) -> None:
-            self.guard.check(part, large.spread_version, self.service.now_ms())
-
-        pending = self.service.run(take_parts(large.kind, 0, large.parts, check))
-        assert isinstance(pending, Pending), "the first part is followed by a pause"
-        self._in_parts[caller] = pending
-        pending.then(partial(self._end_parts, caller))
-
-    def _end_parts(self, caller: Caller, frame: bytes, error: Exception | None) -> None:
-        messages = [] if error is not None else protocol.write_reply_frame(frame)
-        self._end_in_parts(caller, messages, error)
-
-    def _end_in_parts(self, caller: Caller, messages: list[bytes], error: Exception | None) -> None:
-        """Answers a command that was executed in parts, and executes those that waited for it."""
-        del self._in_parts[caller]
-        if error is None:
-            self._send(caller, messages)
-        else:
-            self._refuse_later(caller, error)
-        if not self._in_parts:
-            delayed, self._delayed = self._delayed, []
-            for each, settings in delayed:
-                if self.is_closing:
-                    self._sender.send(*each, protocol.NOT_OWNER)
-                else:
-                    self._submit(each, settings, watch_only=False)
 
     def _refuse(self, caller: Caller, error: Exception) -> None:
         """Sends the answer to a command that was refused and changed nothing."""
@@ -482,7 +417,7 @@ class ShardServer:
         self.answer_held_back()
         delayed = (caller for caller, _ in self._delayed)
         unconfirmed = (caller for _, caller, _ in self._unconfirmed)
-        waiting = (*self._pending, *self._in_parts, *self._not_durable, *delayed, *unconfirmed)
+        waiting = (*self._pending, *self._not_durable, *delayed, *unconfirmed)
         for caller in waiting:
             self._sender.send(*caller, protocol.IN_PROGRESS)
         self._keep_alive = self._loop.call_later(protocol.KEEP_ALIVE_S, self._announce)
@@ -534,10 +469,6 @@ class ShardServer:
         ending = [caller for caller, each in self._pending.items() if not each.waits]
         for caller in ending:
             self._pending.pop(caller).cancel()
-        in_parts, self._in_parts = self._in_parts, {}
-        for caller, pending in in_parts.items():
-            pending.cancel()
-            ending.append(caller)
         ending += [caller for _, caller, _ in self._held_back]
         self._held_back.clear()
         for caller in ending:
@@ -565,7 +496,7 @@ class ShardServer:
     @property
     def _has_work(self) -> bool:
         answers = self._not_durable or self._held_back or self._unconfirmed
-        return bool(self.journal.has_unsent or self._pending or self._in_parts or answers)
+        return bool(self.journal.has_unsent or self._pending or answers)
 
     def hand_over(self) -> LogSteps[None]:
         """Accepts no more commands, and waits until the accepted ones are answered.
@@ -594,7 +525,7 @@ class ShardServer:
         """Answers all remaining commands with NOT_OWNER or LOST."""
         self._refuse_unconfirmed()
         held_back = (caller for _, caller, _ in self._held_back)
-        for caller in (*self._pending, *self._in_parts, *held_back):
+        for caller in (*self._pending, *held_back):
             self._sender.send(*caller, protocol.LOST)
         for caller, _ in self._delayed:
             self._sender.send(*caller, protocol.NOT_OWNER)

@@ -69,6 +69,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         "_must_say_keep_alive",
         "_reading",
         "_refused",
+        "_route",
         "_run_queue",
         "_server",
         "_transport",
@@ -91,6 +92,7 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         self._server = server
         self._loop = server.loop
         self._answer = server.answer
+        self._route = server.route
         self._run_queue = server.run_queue
         self._transport: asyncio.Transport | None = None
         # Data that came behind too many waiting requests; reading has stopped.
@@ -166,10 +168,12 @@ class HttpConnection(RequestReader, asyncio.Protocol):
                 self._unparsed += data
             return
         try:
-            if len(data) <= STEP_BYTES:
-                self.feed(data)
-            else:
+            if len(data) > STEP_BYTES:
                 self._feed_pieces(data)
+            else:
+                request = self.feed(data)
+                if request is not None:
+                    self.receive(request)
         except Unacceptable as error:
             self._refuse(error.status, str(error))
         except Exception as error:
@@ -302,7 +306,9 @@ class HttpConnection(RequestReader, asyncio.Protocol):
         self._answered = request
         self._must_say_keep_alive = request.must_say_keep_alive
         try:
-            answer = self._answer(request, self)
+            # Almost every request: it goes to the endpoint without a call in between.
+            is_action = request.path == "/" and request.method == "POST"
+            answer = self._answer(request, self) if is_action else self._route(request, self)
         except Exception as error:
             self._server.faults.report("answering a request", error)
             self._closing = True
@@ -517,7 +523,8 @@ class HttpServer:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.lines = lines if lines is not None else ServerLines()
-        self.answer = answer
+        # What answers a POST to /, which is all that most clients send; and everything else.
+        self.answer = self.route = answer
         self.faults = faults if faults is not None else Faults()
         self.connections: set[HttpConnection] = set()
         # Connections with a deadline: only these are checked every second.

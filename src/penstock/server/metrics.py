@@ -178,7 +178,7 @@ class Metrics:
             except QueueNotFound:
                 continue  # deleted since
             if number % SLICE == 0:
-                yield
+                yield None
         lines: list[str] = []
         for family in (*families.all, left_out, *self._server_families()):
             lines += family.lines

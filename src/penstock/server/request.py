@@ -192,14 +192,17 @@ class RequestReader:
         self._body = b""
         self._pairs = []
 
-    def feed(self, data: bytes) -> None:
-        """Reads the next bytes. Raises Unacceptable."""
+    def feed(self, data: bytes) -> Request | None:
+        """Reads the next bytes; returns the request if they are exactly one in the usual form.
+
+        Gives all others to `receive`. Raises Unacceptable.
+        """
         request = None if self.in_message else _read_plain(data)
         if request is None:
             self.parse(data)
         else:
             self.completed += 1
-            self.receive(request)
+        return request
 
     def parse(self, data: bytes | memoryview) -> None:
         """Reads the next bytes with the parser. Raises Unacceptable."""

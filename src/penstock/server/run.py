@@ -240,9 +240,10 @@ async def start(
         console = _console(store, visitors, settings)
         undo.push_async_callback(console.close)
         answer = endpoint.answer if tested is None else tested.answer
-        http.answer = _router(service, endpoint, answer, console, access, faults, counts, more)
+        http.answer = answer
+        http.route = _router(service, endpoint, answer, console, access, faults, counts, more)
         if tested is not None:
-            http.answer = _with_control(http.answer, tested)
+            http.route = _with_control(http.route, tested)
         if broker is not None:
             await broker.listen()
             undo.push_async_callback(broker.stop, "penstock serve could not start")

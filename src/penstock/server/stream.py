@@ -10,13 +10,15 @@ waits end, and claims that were made for it are released.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, NamedTuple, cast
 
 from penstock.backends.loop import LoopService, Pending
-from penstock.backends.scheduler import STEP_BYTES, run_queue
+from penstock.backends.scheduler import SLOW_S, TURN_S, run_queue
 from penstock.errors import PenstockError, UnavailableError
 from penstock.server.faults import Faults
 from penstock.server.held import COUNTED_BYTES_MIN, HeldBytes
@@ -45,20 +47,6 @@ class Limits(NamedTuple):
     hello_s_max: float = 10.0
     # How long an incomplete frame, or answers that are not read, may make no progress.
     stall_s_max: float = 30.0
-
-
-class LongRequest(NamedTuple):
-    """A request that may take long."""
-
-    # A word for the protocol, and the request's kind there.
-    kind: tuple[str, int]
-    size_bytes: int
-    execute: Callable[[], None]
-
-    @property
-    def line(self) -> tuple[str, int, bool]:
-        """Its line in the run queue."""
-        return *self.kind, self.size_bytes > STEP_BYTES
 
 
 class StreamServer:
@@ -231,16 +219,18 @@ class StreamConnection(asyncio.Protocol):
 
     # Attributes beyond the thirtieth of an object without slots make all of them slower to read.
     __slots__ = (
+        "_backlog",
         "_backlog_bytes",
         "_backlog_is_planned",
         "_deferred_bytes",
         "_deferred_max",
-        "_delayed",
+        "_delayed_bytes",
         "_is_counted",
         "_is_held",
         "_out",
         "_out_bytes",
         "_reading_paused",
+        "_run_queue",
         "_standstill",
         "_standstill_s",
         "_stream",
@@ -279,6 +269,7 @@ class StreamConnection(asyncio.Protocol):
         # The size of an incomplete large frame, which `reserve` has counted.
         self.reserved_bytes = 0
         self._stream = server
+        self._run_queue = server.run_queue
         self._unsent_bytes_max = server.limits.unsent_bytes_max
         self._deferred_max = server.limits.deferred_max
         self._out: list[bytes] = []
@@ -289,11 +280,14 @@ class StreamConnection(asyncio.Protocol):
         self._unsent_bytes = 0
         # Messages in replies that are not durable yet.
         self._deferred_bytes = 0
+        # Requests that were read and are not begun yet.
+        self._backlog: deque[Any] = deque()
         self._backlog_bytes = 0
         self._backlog_is_planned = False
-        # A request is executed in parts, or waits for its turn: later ones wait in the backlog.
+        # A request is executed in steps, or waits in the run queue: later ones wait in the backlog.
         self._is_held = False
-        self._delayed: LongRequest | None = None
+        # The size of the request that waits in the run queue.
+        self._delayed_bytes: int | None = None
         self._reading_paused = False
         # The progress at the last sweep, and the time of the first sweep with this progress.
         self._standstill: tuple[int, int] | None = None
@@ -306,6 +300,17 @@ class StreamConnection(asyncio.Protocol):
         self.since_s = self._stream.loop.time()
 
     # Implemented by each protocol.
+
+    def execute(self, request: Any) -> None:
+        """Executes a request: a tuple whose last element is its body."""
+        raise NotImplementedError
+
+    def line_of(self, request: Any) -> Hashable:
+        """The request's line in the run queue: those of one line take about as long."""
+        raise NotImplementedError
+
+    def end_requests(self) -> None:
+        """Called when all requests that were read are begun: bytes behind them may be wrong."""
 
     def send_failure(self, error: PenstockError) -> None:
         """Queues the error of a service that has failed."""
@@ -391,22 +396,76 @@ class StreamConnection(asyncio.Protocol):
             or self._deferred_bytes > self._unsent_bytes_max
         ):
             return
-        if self.has_backlog:
+        if self._backlog:
             self.plan_backlog()
         else:
             self._reading_paused = False
             self.transport.resume_reading()
 
-    # Requests that were read and have to wait.
+    # Requests, which are executed in order.
 
-    @property
-    def has_backlog(self) -> bool:
-        """Whether requests were read that are still to be executed."""
-        return False
+    def take(self, requests: Sequence[Any], read_bytes: int) -> None:
+        """Executes requests that were read, or adds them to the backlog.
 
-    def take_backlog(self) -> None:
-        """Executes some requests of the backlog, until the connection must wait again."""
-        raise NotImplementedError
+        Some of many stay there for a later turn of the event loop, or until there is room for their
+        answers. `read_bytes` is the size of what they are a part of.
+        """
+        backlog = self._backlog
+        if backlog or self._is_held:
+            backlog.extend(requests)
+        elif len(requests) == 1:
+            self._begin(requests[0])
+        else:
+            backlog.extend(requests)
+            self._take_backlog()
+        if backlog:
+            self.pause_reading()
+            self.count_backlog(read_bytes)
+            self.plan_backlog()
+
+    def _begin(self, request: Any) -> None:
+        """Executes a request, or lets it wait in the run queue if its kind is slow."""
+        queue = self._run_queue
+        if queue.means_s:
+            line = self.line_of(request)
+            if queue.is_slow(line):
+                self._is_held = True
+                self._delayed_bytes = len(request[-1])
+                self.count_deferred(1, self._delayed_bytes)
+                queue.add(line, partial(self._begin_delayed, request))
+                return
+        began_s = perf_counter()
+        self.execute(request)
+        took_s = perf_counter() - began_s
+        if took_s > SLOW_S or queue.means_s:
+            queue.note(self.line_of(request), took_s)
+
+    def _begin_delayed(self, request: Any) -> None:
+        if self._delayed_bytes is None:
+            return
+        self._end_delay()
+        # The request may hold the later ones again.
+        self.resume_requests()
+        # If the server stops, the goodbye says that what is not answered was not done.
+        if not (self.ending or self.ignores_requests):
+            began_s = perf_counter()
+            self.execute(request)
+            self._run_queue.note(self.line_of(request), perf_counter() - began_s)
+        self._stream.flush()
+
+    def _end_delay(self) -> None:
+        size_bytes, self._delayed_bytes = self._delayed_bytes, None
+        if size_bytes is not None:
+            self.count_deferred(-1, -size_bytes)
+
+    def _take_backlog(self) -> None:
+        """Executes requests of the backlog until the connection must wait, or for TURN_S."""
+        backlog = self._backlog
+        until_s = perf_counter() + TURN_S
+        while backlog and not self._is_held:
+            self._begin(backlog.popleft())
+            if self.is_full() or perf_counter() > until_s:
+                return
 
     @property
     def must_wait(self) -> bool:
@@ -422,38 +481,6 @@ class StreamConnection(asyncio.Protocol):
         if self._is_held:
             self._is_held = False
             self.plan_backlog()
-
-    def execute_in_turn(self, request: LongRequest) -> None:
-        """Executes a request, or lets it wait in the line of its kind if that is slow."""
-        queue = self._stream.run_queue
-        if queue.is_slow(request.line):
-            self._delayed = request
-            self.hold_requests()
-            self.count_deferred(1, request.size_bytes)
-            queue.add(request.line, self._begin_delayed)
-        else:
-            self._execute(request)
-
-    def _execute(self, request: LongRequest) -> None:
-        began_s = perf_counter()
-        request.execute()
-        self._stream.run_queue.note(request.line, perf_counter() - began_s)
-
-    def _begin_delayed(self) -> None:
-        request = self._delayed
-        if request is None:
-            return
-        self._end_delay(request)
-        # The request may hold the later ones again.
-        self.resume_requests()
-        # If the server stops, the goodbye says that what is not answered was not done.
-        if not (self.ending or self.ignores_requests):
-            self._execute(request)
-        self._stream.flush()
-
-    def _end_delay(self, request: LongRequest) -> None:
-        self._delayed = None
-        self.count_deferred(-1, -request.size_bytes)
 
     def is_full(self) -> bool:
         """Whether so much is to be sent, or waits for the disk, that the next request waits."""
@@ -472,7 +499,7 @@ class StreamConnection(asyncio.Protocol):
                 self._count_held()
 
     def plan_backlog(self) -> None:
-        """Plans `take_backlog` for the next turn of the event loop: other connections have theirs.
+        """Plans to take the backlog in the next turn of the loop: other connections have theirs.
 
         If the connection must wait then, `resume_if_able` plans it again.
         """
@@ -484,9 +511,17 @@ class StreamConnection(asyncio.Protocol):
         self._backlog_is_planned = False
         if self.ending:
             return
-        if not (self.has_backlog and self.must_wait):
-            self.take_backlog()
-        if self.has_backlog:
+        backlog = self._backlog
+        if self.ignores_requests:
+            # The goodbye says that what is not answered was not done.
+            backlog.clear()
+        if not (backlog and self.must_wait):
+            self._take_backlog()
+            if not (backlog or self._is_held):
+                self.end_requests()
+            self._stream.flush()
+            self.resume_if_able()
+        if backlog:
             self.pause_reading()
             if not self.must_wait:
                 self.plan_backlog()
@@ -536,8 +571,8 @@ class StreamConnection(asyncio.Protocol):
         self.is_gone = True
         self.ending = True
         self._out = []
-        if self._delayed is not None:
-            self._end_delay(self._delayed)
+        self._backlog.clear()
+        self._end_delay()
         self._stream.held.count(self, 0)
         self.reserve(0)
         self._stream.leave(self)

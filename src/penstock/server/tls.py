@@ -7,7 +7,7 @@ passes all it is given to the TCP transport below it and does not count what wai
 answer of megabytes that its client does not read, `get_write_buffer_size` is 0.
 
 Here each step of a handshake waits in the run queue of the event loop. What is written is encrypted
-RECORD_BYTES at a time, while the TCP transport has nothing unsent; the rest is kept and counted.
+ENCRYPTED_BYTES at a time, while the TCP transport has nothing unsent; the rest is kept and counted.
 
 The protocol of a connection, which counts it among the connections of its server, knows nothing of
 it before the handshake is complete. So `Handshakes` limits how many are incomplete.
@@ -25,7 +25,7 @@ from penstock.errors import InvalidField
 from penstock.files import check_named
 
 # The size of a TLS record.
-RECORD_BYTES: Final = 16 * 1024
+ENCRYPTED_BYTES: Final = 16 * 1024
 HANDSHAKE_S_MAX: Final = 10
 # Handshakes of one listener that may be incomplete at the same time; each holds about 40 KiB.
 HANDSHAKES_MAX: Final = 2_000
@@ -287,7 +287,7 @@ class TlsTransport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._closing or not data:
             return
-        if self._unsent or self._is_blocked or len(data) > RECORD_BYTES:
+        if self._unsent or self._is_blocked or len(data) > ENCRYPTED_BYTES:
             self._unsent.append(memoryview(data))
             self._unsent_bytes += len(data)
             self._pump()
@@ -301,11 +301,11 @@ class TlsTransport(asyncio.Transport):
         """Sends pieces until the TCP transport has something unsent."""
         unsent = self._unsent
         while unsent and not self._is_blocked:
-            piece = unsent[0][:RECORD_BYTES]
+            piece = unsent[0][:ENCRYPTED_BYTES]
             if len(piece) == len(unsent[0]):
                 unsent.popleft()
             else:
-                unsent[0] = unsent[0][RECORD_BYTES:]
+                unsent[0] = unsent[0][ENCRYPTED_BYTES:]
             self._unsent_bytes -= len(piece)
             self._below.send(piece)
         if self._closing and not unsent:

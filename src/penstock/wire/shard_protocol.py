@@ -35,11 +35,11 @@ stopped, or a message was lost.
 """
 
 import struct
-from collections.abc import Hashable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Final
 
 from penstock.errors import PenstockError, ProtocolError
-from penstock.service import Batch, Command, PushMany
+from penstock.service import Command, PushMany
 from penstock.wire.frames.bodies import (
     DECODE_REPLY,
     decode_command,
@@ -49,6 +49,7 @@ from penstock.wire.frames.bodies import (
 )
 from penstock.wire.frames.bulk import encode_bulk_reply
 from penstock.wire.frames.frames import (
+    DESCRIBE_QUEUES,
     FRAME_BYTES_MAX,
     HEADER,
     HEADER_BYTES,
@@ -56,7 +57,7 @@ from penstock.wire.frames.frames import (
     decode_answer,
     encode_error,
 )
-from penstock.wire.frames.split_batches import parts_of
+from penstock.wire.frames.split_batches import AnswerSteps, long_answer
 
 COMMAND: Final = b"C"
 COMMAND_PART: Final = b"c"
@@ -166,21 +167,24 @@ def read_command(frame: bytes) -> tuple[Command[Any], int]:
     return decode_command(kind, frame[HEADER_BYTES:]), spread_version
 
 
-class LargeCommand(NamedTuple):
-    """A batch or bulk push that is executed in parts; the kind of its frame."""
-
-    kind: int
-    parts: Iterator[Batch | PushMany]
-    spread_version: int
+def changes_messages(frame: bytes) -> bool:
+    """Whether a request for `long_answer_to` changes messages."""
+    _, kind, _ = HEADER.unpack_from(frame)
+    return bool(kind != DESCRIBE_QUEUES)
 
 
-def read_large_command(frame: bytes) -> LargeCommand | None:
-    """A request that is to be executed in parts; None for others. Raises PenstockError."""
+def long_answer_to(frame: bytes, check: Callable[[Command[Any], int], None]) -> AnswerSteps | None:
+    """The steps of a request that may be long (`long_answer`); None for others.
+
+    `check` gets the command and the version of the spread. Raises PenstockError.
+    """
     if len(frame) < HEADER_BYTES:
         return None
     _, kind, spread_version = HEADER.unpack_from(frame)
-    parts = parts_of(kind, memoryview(frame)[HEADER_BYTES:])
-    return None if parts is None else LargeCommand(kind, parts, spread_version)
+    body = memoryview(frame)[HEADER_BYTES:]
+    return long_answer(
+        kind, 0, body, FRAME_BYTES_MAX, lambda command: check(command, spread_version)
+    )
 
 
 def write_reply(command: Command[Any], reply: Any) -> list[bytes]:

@@ -284,14 +284,24 @@ def test_a_cancelled_wait_loses_no_message():
     assert asyncio.run(main()) == (1, 0, b"x")
 
 
-def test_a_waiter_is_woken_when_something_is_due_earlier_than_planned(engine):
-    wakes: list[str] = []
-    engine.wait(Pull("q", wait_ms=60_000), lambda: wakes.append("q"))
-    planned_ms = engine.next_wake_ms
-    wakes.clear()
+def test_a_tick_is_arranged_again_when_something_is_due_earlier_than_planned(engine):
+    arranged: list[int] = []
+    engine.arrange_ticks(lambda: arranged.append(engine.next_wake_ms))
+    engine.wait(Pull("q", wait_ms=60_000), lambda: None)
     engine.submit(Push("q", b"x", delay_ms=5_000))
-    assert wakes == ["q"]
-    assert engine.next_wake_ms < planned_ms
+    engine.submit(Push("q", b"y", delay_ms=9_000))
+    assert len(arranged) == 2
+    assert arranged[1] < arranged[0]
+
+
+def test_a_tick_is_arranged_for_a_pull_that_waits_alone_after_an_earlier_one(engine):
+    arranged: list[int] = []
+    engine.arrange_ticks(lambda: arranged.append(engine.next_wake_ms))
+    first = engine.wait(Pull("q", wait_ms=1_000), lambda: None)
+    engine.cancel_wait(first)
+    engine.wait(Pull("q", wait_ms=60_000), lambda: None)
+    assert len(arranged) == 2
+    assert arranged[0] < arranged[1]
 
 
 def test_waiting_and_deadlines_start_no_threads(engine):

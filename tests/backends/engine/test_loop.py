@@ -420,7 +420,7 @@ def two_pushes(pause):
     """Steps that push, pause and push again."""
     first = yield Push("q", b"1")
     if pause:
-        yield
+        yield None
     second = yield Push("q", b"2")
     return first.id != second.id
 
@@ -441,7 +441,7 @@ def test_other_commands_are_answered_while_steps_pause_and_the_last_change_must_
 
 def test_steps_may_pause_before_their_first_command():
     def steps():
-        yield
+        yield None
         return (yield Push("q", b"1")).duplicate
 
     async def check(service, clock):
@@ -476,7 +476,7 @@ def test_steps_that_are_cancelled_while_they_pause_end_there():
 def test_an_error_after_a_pause_reaches_the_callback_and_a_closed_engine_refuses_steps():
     def steps():
         yield Stats("q")
-        yield
+        yield None
         yield Stats("gone")
 
     async def check(service, clock):

@@ -50,8 +50,8 @@ class BrokerInThread:
         return call_in(self.loop, function)
 
     def submit(self, command):
-        """Executes a command on the engine, as another protocol of the store would."""
-        return self.call(lambda: self.server.service.submit(command))
+        """Executes a command on the engine, in one step."""
+        return self.call(lambda: self.engine.submit(command))
 
     def stats(self, queue):
         return self.submit(Stats(queue))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.long_commands import divides_pull, steps_of
 from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.engine.store import open_engine
-from penstock.backends.long_commands import divides_pull, pull_parts
 from penstock.clock import ManualClock
 from penstock.errors import (
     InFlightLimit,
@@ -22,7 +22,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.journal import MemoryJournal
-from penstock.server.frames import connection
+from penstock.server import stream
 from penstock.server.frames.server import Limits
 from penstock.service import (
     Batch,
@@ -66,8 +66,8 @@ def connected(server):
 
 
 def submit(server, command):
-    """Executes a command on the engine, as another protocol of the store would."""
-    return server.call(lambda: server.frames.service.submit(command))
+    """Executes a command on the engine, in one step."""
+    return server.call(lambda: server.engine.submit(command))
 
 
 @contextmanager
@@ -471,7 +471,7 @@ def test_a_pull_in_parts_claims_what_one_pull_would_claim(seed, bytes_max):
             chance = random.Random(seed)
             engine = Engine(None, ManualClock())
             service = LoopEngine(engine)
-            service.pull_part_max = 7
+            engine.pull_part_max = engine.settle_max = 7
             engine.submit(CreateQueue("q", {"body_bytes_max": 2_000}))
             for number in range(chance.randrange(100)):
                 engine.submit(
@@ -484,10 +484,9 @@ def test_a_pull_in_parts_claims_what_one_pull_would_claim(seed, bytes_max):
                 )
             engine.submit(Pull("q", 5))
             pull = Pull("q", chance.randrange(8, 62), bytes_max=bytes_max)
-            assert divides_pull(service, pull)
-            claims = (
-                run_steps(engine, pull_parts(service, pull)) if in_parts else engine.submit(pull)
-            )
+            assert divides_pull(engine, pull)
+            steps = steps_of(engine, pull) if in_parts else None
+            claims = engine.submit(pull) if steps is None else run_steps(engine, steps)
             found.append([claim.body for claim in claims])
             await service.close()
         return found
@@ -565,15 +564,14 @@ def test_a_history_that_does_not_fit_into_a_frame_is_refused(serve, tmp_path):
 
 
 def test_requests_that_take_long_together_give_way_to_other_connections(orders, monkeypatch):
-    """Row 20: after 10 ms the rest of one read waits for the next turn of the event loop."""
+    """Row 20: after TURN_S the rest of one read waits for the next turn of the event loop."""
     server, wire = orders
-    ticks = itertools.count()
-    # By this clock each request takes 6 ms.
-    monkeypatch.setattr(connection, "perf_counter", lambda: 0.006 * next(ticks))
+    # Each request takes longer than this.
+    monkeypatch.setattr(stream, "TURN_S", 0.0)
     with watching(server) as seen:
         wire.send(*[(number, Push("orders", b"x")) for number in range(1, 41)])
         assert [wire.next()[1] for _ in range(40)] == [*range(1, 41)]
-    # Two in each turn; the bytes may have come in more than one read.
+    # One in each turn; the bytes may have come in more than one read.
     assert len(seen) >= 20
 
 

@@ -1,14 +1,20 @@
 """Large batches and bulk pushes, cut into parts: the same items, faults and answers as whole."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
-from penstock.backends.long_commands import take_parts
+from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.long_commands import steps_of
+from penstock.backends.loop import each_by
 from penstock.errors import InvalidField, JournalError, ProtocolError, QueueNotFound, StoreFull
 from penstock.service import (
     BATCH_ITEMS_MAX,
+    PART_BYTES_MAX,
+    PART_ITEMS_MAX,
+    PLAIN_PART_ITEMS_MAX,
     Batch,
     BatchItem,
     Delete,
@@ -24,11 +30,9 @@ from penstock.wire.frames.bodies import (
     encode_reply,
 )
 from penstock.wire.frames.bulk import decode_bulk_reply
-from penstock.wire.frames.frames import BATCH, BULK_PUSH, HEADER
+from penstock.wire.frames.frames import BATCH, BULK_PUSH, FRAME_BYTES_MAX, HEADER
 from penstock.wire.frames.split_batches import (
-    PART_BYTES_MAX,
-    PART_ITEMS_MAX,
-    PLAIN_PART_ITEMS_MAX,
+    long_answer,
     parts_of,
     pulls_one,
 )
@@ -99,9 +103,19 @@ def test_too_many_items_are_refused_before_any_is_decoded():
         list(parts_of(BATCH, body) or ())
 
 
-def answered(kind, parts, replies):
-    """The frame that `take_parts` makes, and what it executed, if a service replies like this."""
-    steps = take_parts(kind, 7, iter(parts))
+def divided(engine, command):
+    steps = steps_of(engine, command)
+    assert steps is not None
+    return steps
+
+
+def answered(frame, replies):
+    """The frame that answers a long request, and what was executed, if a service replies so."""
+    kind, body = frame
+    engine = Engine()
+    decoding = long_answer(kind, 7, body, FRAME_BYTES_MAX)
+    assert decoding is not None
+    steps = each_by(decoding, partial(divided, engine), next(decoding))
     executed = []
     reply = None
     try:
@@ -125,7 +139,7 @@ def test_the_answer_to_parts_of_a_batch_is_that_to_the_whole():
         numbers = [int(item.dedup_id) for item in batch.items]
         return [missing if n % 3 else PushReply(f"id-{n}", n, False) for n in numbers]
 
-    frame, executed = answered(BATCH, cut(Batch(items)), replies)
+    frame, executed = answered(framed(Batch(items)), replies)
     assert frame == encode_reply(7, replies(Batch(items)))
     assert [len(part.items) for part in executed] == [PART_ITEMS_MAX] * 5
 
@@ -133,10 +147,10 @@ def test_the_answer_to_parts_of_a_batch_is_that_to_the_whole():
 @pytest.mark.parametrize("step", [0, 1])
 def test_the_answer_to_parts_of_a_bulk_push_is_that_to_the_whole(step):
     """Also if other pushes were executed between the parts, so that numbers are left out."""
-    parts = cut(PushMany("q", [b"x"] * 1_000, group="g"))
+    bulk = PushMany("q", [b"x"] * 1_000, group="g")
     numbers = [range(500 + n * (200 + step), 700 + n * (200 + step)) for n in range(5)]
     given = iter(numbers)
-    frame, _ = answered(BULK_PUSH, parts, lambda _: NumberedReplies("id-", next(given)))
+    frame, _ = answered(framed(bulk), lambda _: NumberedReplies("id-", next(given)))
     whole = [reply for each in numbers for reply in NumberedReplies("id-", each)]
     assert decode_bulk_reply(frame[HEADER.size :]) == whole
 
@@ -148,7 +162,7 @@ def test_a_store_that_becomes_full_refuses_the_items_from_there_on(kind):
     full = StoreFull("journal: no room")
     replies = [[PushReply("a", 1, False)] * 200, [PushReply("a", 1, False)] * 200, full]
     given = iter(replies)
-    frame, executed = answered(kind, cut(command), lambda _: next(given))
+    frame, executed = answered(framed(command), lambda _: next(given))
     decode = DECODE_REPLY[Batch] if kind == BATCH else decode_bulk_reply
     found = decode(frame[HEADER.size :])
     assert len(executed) == 3
@@ -157,15 +171,14 @@ def test_a_store_that_becomes_full_refuses_the_items_from_there_on(kind):
 
 @pytest.mark.parametrize("error", [StoreFull("no room"), JournalError("stopped")])
 def test_the_first_part_refused_is_the_request_refused(error):
-    parts = cut(Batch([Push("q", b"x")] * 700))
     with pytest.raises(type(error)):
-        answered(BATCH, parts, lambda _: error)
+        answered(framed(Batch([Push("q", b"x")] * 700)), lambda _: error)
 
 
 def test_a_journal_that_fails_in_a_later_part_fails_the_request():
     given = iter([[PushReply("a", 1, False)] * 200, JournalError("stopped")])
     with pytest.raises(JournalError):
-        answered(BATCH, cut(Batch([Push("q", b"x")] * 700)), lambda _: next(given))
+        answered(framed(Batch([Push("q", b"x")] * 700)), lambda _: next(given))
 
 
 @pytest.mark.parametrize(
@@ -184,14 +197,14 @@ def test_a_fault_in_the_last_part_is_found_before_the_first_is_executed(kind, bo
     executed = []
     if error is None and kind == BATCH:
         # An item of the wrong shape is refused alone, as in a small batch.
-        frame, executed = answered(kind, parts_of(kind, body), lambda b: [True] * len(b.items))
+        frame, executed = answered((kind, body), lambda b: [True] * len(b.items))
         assert [type(each) for each in DECODE_REPLY[Batch](frame[HEADER.size :])] == [
             *[bool] * 900,
             InvalidField,
         ]
         return
     with pytest.raises(error or InvalidField):
-        answered(kind, parts_of(kind, body), executed.append)
+        answered((kind, body), executed.append)
     assert executed == []
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar, cast
 from penstock.backends.engine.engine import Engine
 from penstock.backends.engine.loop import LoopEngine
 from penstock.backends.loop import Pending
-from penstock.service import PULL_LIMIT_MAX, REDRIVE_MAX, Claim, Command, History, Pull
+from penstock.service import REDRIVE_MAX, Claim, Command, History, Pull
 
 R = TypeVar("R")
 
@@ -21,8 +21,6 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._loop_engine = LoopEngine(engine)
-        # Each command is one step here, so a pull settles as much as it asks for.
-        engine.own_settle_max = PULL_LIMIT_MAX
         self._loop = asyncio.get_running_loop()
 
     async def execute(self, command: Command[R]) -> R:

@@ -33,6 +33,10 @@ class BlockingEngine:
         self._journal = engine.journal
         self.start_over()
         self._answers_at_once = engine.journal.keeps_nothing
+        # The waiter whose thread calls `tick` in time, if something becomes due earlier than the
+        # threads knew when they began to wait.
+        self._timekeeper: Waiter | None = None
+        engine.arrange_ticks(self._wake_timekeeper)
         self._unsubscribe = engine.clock.subscribe(self._on_time_moved)
         if engine.upkeep is not None:
             engine.upkeep.start(self.exclusively)
@@ -99,6 +103,9 @@ class BlockingEngine:
                 waiter = None if claims else self._engine.wait(command, partial(_wake, signal))
             if waiter is not None:
                 self._wait_for_answer(waiter, signal)
+                if self._timekeeper is waiter:
+                    with self._lock:
+                        self._hand_over(waiter)
                 if waiter.error is not None:
                     raise waiter.error
                 claims, sequence = waiter.claims, waiter.sequence
@@ -111,8 +118,21 @@ class BlockingEngine:
                     self._engine.release_unseen(command, claims)
                 else:
                     self._engine.cancel_wait(waiter)
+                    self._hand_over(waiter)
             raise
         return claims
+
+    def _wake_timekeeper(self) -> None:
+        if self._timekeeper is None or self._timekeeper.done:
+            self._timekeeper = self._engine.first_waiter
+        if self._timekeeper is not None:
+            self._timekeeper.wake()
+
+    def _hand_over(self, waiter: Waiter) -> None:
+        """Ends a waiter's part as the timekeeper; another one is."""
+        if self._timekeeper is waiter:
+            self._timekeeper = None
+            self._wake_timekeeper()
 
     def _wait_for_answer(self, waiter: Waiter, signal: threading.Lock) -> None:
         while not waiter.done:

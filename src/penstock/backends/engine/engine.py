@@ -149,6 +149,8 @@ class Engine:
     settle_max = SETTLE_MAX
     # How many of the command's own queue at most. On an event loop fewer than a pull may ask for.
     own_settle_max = PULL_LIMIT_MAX
+    # How many messages a pull claims in one step, if its steps are executed on an event loop.
+    pull_part_max = 500
 
     def __init__(
         self,
@@ -246,7 +248,18 @@ class Engine:
                 elif self._is_volatile and not self._waiting:
                     self._events = []
                 else:
-                    self.answer_sequence = self._append()
+                    # The same as `_append`, with one call less.
+                    events = self._events
+                    self._events = []
+                    try:
+                        sequence, places = self.journal.append(events)
+                    except PenstockError as error:
+                        self._fail(error)
+                    self.answer_sequence = self._sequence = sequence
+                    if places:
+                        self._place(events, places)
+                    if self._waiting:
+                        self._line.serve(events)
             except StaleReceipt as stale:
                 self._keep_events()
                 raise self._with_life(stale, command) from None
@@ -776,10 +789,19 @@ class Engine:
             with suppress(PenstockError):
                 self.submit(release)
 
+    def arrange_ticks(self, arrange: Callable[[], None]) -> None:
+        """Calls the function, within a command, when `tick` must be called earlier than before."""
+        self._line.arrange = arrange
+
     @property
     def has_waiters(self) -> bool:
         """Whether any pull is waiting."""
         return bool(self._waiting)
+
+    @property
+    def first_waiter(self) -> Waiter | None:
+        """One of the pulls that wait, if any."""
+        return next(iter(self._waiting.values()))[0] if self._waiting else None
 
     @property
     def upkeep_failed(self) -> bool:

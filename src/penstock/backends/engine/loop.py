@@ -21,8 +21,9 @@ from functools import partial
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 from penstock.backends.engine.engine import Engine
+from penstock.backends.engine.long_commands import MAY_BE_LONG, steps_of
 from penstock.backends.engine.waiting import Waiter
-from penstock.backends.loop import EventList, HistoryParts, Pending, Steps
+from penstock.backends.loop import EventList, HistoryParts, Pending, Steps, code_of, each_by
 from penstock.backends.scheduler import run_queue
 from penstock.core.due import NEVER_MS
 from penstock.errors import EngineClosed, InFlightLimit, JournalError, PenstockError
@@ -41,8 +42,7 @@ from penstock.service import (
 R = TypeVar("R")
 # How late a message may become visible on a server that has nothing else to do.
 SWEEP_S: Final = 0.25
-# How many messages are claimed, and how many claims released, in one turn of the event loop.
-PULL_PART_MAX: Final = 500
+# How many claims are released in one turn of the event loop.
 _RELEASED_MAX: Final = 200
 # How many pulls that waited are answered in one turn of the event loop.
 _WOKEN_MAX: Final = 200
@@ -53,13 +53,12 @@ class LoopEngine:
 
     LACKS: ClassVar[Mapping[str, str]] = {}
     redrive_max: int = REDRIVE_MAX
-    pull_part_max: int = PULL_PART_MAX
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is the running event loop, unless a simulation has one of its own."""
         self.engine = engine
-        # `long_commands` settles more for a pull of many, in slices.
-        self.settle_max = engine.own_settle_max = engine.settle_max
+        # A pull of many settles more, in the steps of `long_commands`.
+        engine.own_settle_max = engine.settle_max
         self.now_ms = engine.clock.now_ms
         self.failure: PenstockError | None = None
         self._submit = engine.submit
@@ -86,12 +85,15 @@ class LoopEngine:
         self._closed = False
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         self._unsubscribe = engine.clock.subscribe(self._on_time_moved)
+        engine.arrange_ticks(self.plan_timer)
         if engine.upkeep is not None:
             engine.upkeep.start(self._exclusively, indexes=True)
 
     # Commands.
 
     def submit(self, command: Command[R]) -> R | Pending:
+        if type(command) in MAY_BE_LONG and steps_of(self.engine, command) is not None:
+            return self._run_long(command)
         try:
             reply = self.engine.submit(command)
         except InFlightLimit:
@@ -111,9 +113,25 @@ class LoopEngine:
             return self._answer_when_durable(pending)
         return reply
 
+    def _run_long(self, command: Command[R]) -> R | Pending:
+        reply = self.run(self._steps_of(command))
+        if isinstance(reply, Pending) and type(command) is Pull and not reply.claims:
+            # It may wait for a message, also while its steps are executed.
+            reply.waits = self.engine.wait_ms(command) != 0
+        return reply
+
+    def _steps_of(self, command: Command[R]) -> Steps[R]:
+        steps = steps_of(self.engine, command)
+        if steps is None:
+            return (yield command)  # type: ignore[no-any-return]
+        reply: R = yield from steps
+        return reply
+
     def run(self, steps: Steps[R]) -> R | Pending:
         try:
             command = next(steps)
+            if type(command) in MAY_BE_LONG:
+                steps, command = self._divide(steps, command)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         if command is None:
@@ -121,6 +139,18 @@ class LoopEngine:
         reply, refused = self._submit_for_steps(command)
         sequence = self.engine.answer_sequence if refused is None else 0
         return self._continue_steps(steps, command, reply, refused, sequence)
+
+    def _divide(
+        self, steps: Steps[R], command: Command[Any] | None
+    ) -> tuple[Steps[R], Command[Any] | None]:
+        """The same steps, from this command on, with each long command in bounded steps."""
+        if code_of(steps) in _DIVIDED or steps_of(self.engine, command) is None:
+            return steps, command
+        steps = self._divided(steps, command)
+        return steps, next(steps)
+
+    def _divided(self, steps: Steps[R], command: Command[Any] | None) -> Steps[R]:
+        return (yield from each_by(steps, self._steps_of, command))
 
     def _continue_steps(
         self,
@@ -153,6 +183,8 @@ class LoopEngine:
                         waiting.sequence = sequence
                         return waiting
                 command = steps.send(reply) if error is None else steps.throw(error)
+                if type(command) in MAY_BE_LONG:
+                    steps, command = self._divide(steps, command)
                 if command is None:
                     return self._pause(steps, sequence, waited, pull, claims)
                 is_new = True
@@ -178,7 +210,10 @@ class LoopEngine:
         """
         pending = waited or EngineReply(loop_engine=self)
         pending.note_claims(pull, claims)
-        self._run_queue.add(steps.gi_code, partial(self._continue_paused, pending, steps, sequence))
+        pending.runs = True
+        self._run_queue.add(
+            code_of(steps), partial(self._continue_paused, pending, steps, sequence)
+        )
         return pending
 
     def _continue_paused(self, pending: "EngineReply", steps: Steps[Any], sequence: int) -> None:
@@ -239,13 +274,6 @@ class LoopEngine:
         else:
             pending.finish(reply, None)
 
-    def settle_some(self, queue: str) -> bool:
-        try:
-            return self.engine.settle_some(queue)
-        except Exception:
-            self._check_failed()
-            raise
-
     def view(self, name: str) -> QueueInfo | None:
         try:
             known = self._views[name]
@@ -298,6 +326,8 @@ class LoopEngine:
             return None
         pending.waiter = waiter
         pending.waits = True
+        if pending.runs:
+            pending.end_run()
         return pending
 
     def watch(self, command: Pull) -> Pending:
@@ -415,6 +445,8 @@ class LoopEngine:
         pending.steps = None
         if type(command) is Pull:
             pending.note_claims(command, claims)
+        if pending.runs:
+            pending.end_run()
         pending.reply = reply
         pending.is_known = True
         pending.sequence = sequence
@@ -568,6 +600,10 @@ class LoopEngine:
             self._turn()
 
 
+# Steps whose commands are bounded already.
+_DIVIDED: Final = frozenset({LoopEngine._steps_of.__code__, LoopEngine._divided.__code__})
+
+
 class EngineReply(Pending, kw_only=True):
     """The Pending of a command, or a generator of commands, to an engine in this process."""
 
@@ -590,17 +626,15 @@ class EngineReply(Pending, kw_only=True):
         return self.waits and self.waiter is not None and self.waiter.command.queue == queue
 
     def wake(self) -> None:
-        """Called by the engine, within a command: the wait is over, or the timer is to be set."""
-        if self.waiter is not None and self.waiter.done:
-            self.loop_engine.woken(self)
-        else:
-            self.loop_engine.plan_timer()
+        """Called by the engine, within a command: the wait is over."""
+        self.loop_engine.woken(self)
 
     def cancel(self) -> None:
         if self.done is None:
             return
         self.done = None
         self.waits = False
+        self.end_run()
         claims: list[Claim] = []
         if self.pull is not None and self.pull.attempt_id is None:
             claims += self.claims

@@ -1,4 +1,4 @@
-"""The waiting line of an engine: pulls that found nothing, and which of them sets the timer.
+"""The waiting line of an engine: pulls that found nothing.
 
 There is one line of waiters per queue. They are served in order of arrival, and those of named
 holders in turns: one with hundreds of waiting pulls gets no second message before others have their
@@ -10,8 +10,8 @@ served in the next one; only a pull that comes in between may be served before i
 
 A waiter that only watches is woken, without a claim, when a message became visible
 that no pull took; watchers have a line of their own, under the negative number of their queue.
-One waiter, the timekeeper, is woken to arrange that `tick` is called at the next due time; the
-others need no timer.
+`arrange` is called when `tick` is to be called earlier than it was arranged before; no waiter needs
+a timer of its own.
 """
 
 from collections import deque
@@ -62,8 +62,12 @@ class Waiter:
         self._wake()
 
     def wake(self) -> None:
-        """Wakes the waiter without an answer: it is to arrange the next call of `tick`."""
+        """Wakes the waiter without an answer."""
         self._wake()
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class HolderTurns:
@@ -120,12 +124,14 @@ class WaitingLine:
         self._noted: dict[int, None] = {}
         self._timeouts: list[tuple[int, int, Waiter]] = []
         self._joined = 0
-        # The waiter that arranges the next call of `tick`, and for when.
-        self._timekeeper: Waiter | None = None
+        # Set by who calls `tick`; and for when the next call was arranged.
+        self.arrange: Callable[[], None] = _do_nothing
         self._planned_ms = NEVER_MS
 
     def join(self, waiter: Waiter) -> None:
         """Puts a waiter into its queue's line, behind those of the same or an earlier turn."""
+        if not self.queues:
+            self._planned_ms = NEVER_MS
         waiters = self.queues.setdefault(waiter.queue, deque())
         turns = self._turns.setdefault(waiter.queue, HolderTurns())
         waiter.turn = turns.next_of(waiter.command.holder, waiters)
@@ -139,14 +145,12 @@ class WaitingLine:
             # The pull may have ended or moved as many as it may in one step: try again soon.
             self._noted[waiter.queue] = None
             self._alarm.next_ms = 0
-        self._choose_timekeeper()
+        self._arrange()
 
     def leave(self, waiter: Waiter) -> None:
         """Removes a waiter that has no answer yet from the line."""
         waiter.done = True
         self._drop_finished(waiter.queue)
-        if self.queues:
-            self._choose_timekeeper()
 
     def count(self, number: int) -> int:
         """How many pulls wait on a queue."""
@@ -165,21 +169,14 @@ class WaitingLine:
             if not waiter.done:
                 waiter.finish([], 0)
                 self._drop_finished(waiter.queue)
+        # Who called it arranges the next call.
         self._planned_ms = self.next_wake_ms
-        if self.queues:
-            self._choose_timekeeper()
 
-    def _choose_timekeeper(self) -> None:
-        """Wakes a waiter to arrange the next `tick`, if none is arranged or it would be too late.
-
-        That is when the wait of the last timekeeper has ended, or when something is due earlier
-        than the tick it arranged.
-        """
-        timekeeper = self._timekeeper
-        if timekeeper is None or timekeeper.done or self.next_wake_ms < self._planned_ms:
-            self._planned_ms = self.next_wake_ms
-            self._timekeeper = timekeeper = next(iter(self.queues.values()))[0]
-            timekeeper.wake()
+    def _arrange(self) -> None:
+        wake_ms = self.next_wake_ms
+        if wake_ms < self._planned_ms:
+            self._planned_ms = wake_ms
+            self.arrange()
 
     def serve(self, events: Sequence[AnyEvent] = ()) -> None:
         """Serves the pulls that waited for what these events made visible.
@@ -203,7 +200,7 @@ class WaitingLine:
             # So that `serve` is called again soon.
             self._alarm.next_ms = 0
         if self.queues:
-            self._choose_timekeeper()
+            self._arrange()
 
     def _note(self, events: Sequence[AnyEvent]) -> None:
         """Notes the queues in which these events may have made a message visible."""

@@ -12,28 +12,21 @@ messages return to the front of their queues.
 """
 
 import asyncio
-from collections import deque
 from functools import partial
 from hmac import compare_digest
-from time import perf_counter
 from typing import Any, Final
 
-from penstock.backends.scheduler import TURN_S
+from penstock.backends.scheduler import STEP_BYTES
 from penstock.errors import MessageTooLarge, Overloaded, PenstockError, ProtocolError
 from penstock.server.carrot.server import CarrotServer, HeldClaim, make_create, make_push
 from penstock.server.carrot.sessions import TAKE
 from penstock.server.frames.tcp import TcpAddress, open_listener, prepare_tcp
-from penstock.server.stream import LongRequest, StreamConnection
+from penstock.server.stream import StreamConnection
 from penstock.server.tls import ServerTls
 from penstock.service import Claim, Command, Delete, DeleteQueue, Pull, Release
 from penstock.wire.carrot.reasons import DENIED, EMPTY, REMOVED, STOPPING, TIMEOUT
 from penstock.wire.carrot.session import (
-    EXTEND,
-    GET,
-    PUT,
     REQUEST_LIMITS,
-    SESSION_ACK,
-    SESSION_NACK,
     SessionDecoder,
     SessionRequest,
     encode_session_answer,
@@ -55,10 +48,6 @@ from penstock.wire.carrot.single import (
     read_token,
 )
 
-# Requests of one connection that are executed in one turn of the event loop.
-_TURN_MAX: Final = 256
-# The bodies of requests that take little time: one message, or a few tags.
-_SHORT_BYTES: Final = {PUT: 16_384, GET: 64, SESSION_ACK: 64, SESSION_NACK: 64, EXTEND: 64}
 # The tag of the claim of a single read.
 _SINGLE: Final = 0
 
@@ -67,7 +56,6 @@ class CarrotConnection(StreamConnection):
     """One client of the broker."""
 
     __slots__ = (
-        "_backlog",
         "_buffer",
         "_is_admitted",
         "_last_key",
@@ -95,7 +83,6 @@ class CarrotConnection(StreamConnection):
         self._verdict: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._session: SessionDecoder | None = None
-        self._backlog: deque[SessionRequest] = deque()
         self._last_key = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -121,10 +108,7 @@ class CarrotConnection(StreamConnection):
             return
         session = self._session
         if session is not None:
-            if self._backlog or self._is_held:
-                self._take_session(session, data)
-            else:
-                self._take_usual(session, data)
+            self._take_session(session, data)
         elif self._single is None:
             self._buffer += data
             try:
@@ -134,8 +118,6 @@ class CarrotConnection(StreamConnection):
         elif self._verdict is None and self._single.opcode == READ:
             self._take_verdict(data[0])
         self._server.flush()
-        if self._backlog:
-            self.count_backlog(len(data))
 
     def _take_start(self) -> None:
         """Takes the token, and the first request when it is complete."""
@@ -276,86 +258,32 @@ class CarrotConnection(StreamConnection):
 
     # A session.
 
-    def _take_usual(self, session: SessionDecoder, data: bytes) -> None:
-        """The same as `_take_session` for a connection without a backlog, if it stays so."""
+    def _take_session(self, session: SessionDecoder, data: bytes) -> None:
         requests = session.feed(data)
-        if len(requests) != 1 or session.is_amid_frame or session.error or self.reserved_bytes:
-            self._take_requests(session, requests)
-            return
-        server = self._server
-        opcode, count, number, queue, body = requests[0]
-        server.requests_seen += 1
-        server.requests[opcode] += 1
-        if count <= 1 and len(body) <= _SHORT_BYTES.get(opcode, -1):
-            TAKE[opcode](server, self, count, number, queue, body)
-        else:
-            self._take_long(requests[0])
+        self._server.requests_seen += len(requests)
+        if requests:
+            self.take(requests, len(data))
+        if session.error is not None:
+            self.end_requests()
+        if session.frame_bytes or self.reserved_bytes:
+            self._check_room(session.frame_bytes)
         if self.deferred:
             self.pause_if_behind()
 
-    def _take_session(self, session: SessionDecoder, data: bytes) -> None:
-        self._take_requests(session, session.feed(data))
-
-    def _take_requests(self, session: SessionDecoder, requests: list[SessionRequest]) -> None:
-        self._server.requests_seen += len(requests)
-        if self._backlog or self._is_held:
-            # The turn that takes the backlog is planned already.
-            self._backlog.extend(requests)
-        elif len(requests) > _TURN_MAX:
-            self._backlog.extend(requests)
-            self.take_backlog()
-        else:
-            self._take_all(requests)
-        if self._backlog:
-            self.pause_reading()
-            self.plan_backlog()
-        elif session.error is not None and not self._is_held:
-            self._refuse_session(session.error)
-        if session.frame_bytes or self.reserved_bytes:
-            self._check_room(session.frame_bytes)
-        self.pause_if_behind()
-
-    def _take_all(self, requests: list[SessionRequest]) -> None:
-        server, counts = self._server, self._server.requests
-        until_s = perf_counter() + TURN_S
-        for place, (opcode, count, number, queue, body) in enumerate(requests, 1):
-            counts[opcode] += 1
-            if count <= 1 and len(body) <= _SHORT_BYTES.get(opcode, -1):
-                TAKE[opcode](server, self, count, number, queue, body)
-            else:
-                self._take_long(requests[place - 1])
-            if self._is_held or self.is_full() or perf_counter() > until_s:
-                self._backlog.extendleft(reversed(requests[place:]))
-                return
-
-    def _take_long(self, request: SessionRequest) -> None:
-        """Executes a request that may take long; it may have to wait for its turn."""
+    def execute(self, request: SessionRequest) -> None:
         opcode, count, number, queue, body = request
-        execute = partial(TAKE[opcode], self._server, self, count, number, queue, body)
-        self.execute_in_turn(LongRequest(("carrot", opcode), len(body), execute))
+        server = self._server
+        server.requests[opcode] += 1
+        TAKE[opcode](server, self, count, number, queue, body)
 
-    def _has_to_wait(self) -> bool:
-        """Whether no request may be executed now."""
-        return self.ending or self._is_held
+    def line_of(self, request: SessionRequest) -> tuple[str, int, bool, bool]:
+        opcode, count, _, _, body = request
+        return "carrot", opcode, len(body) > STEP_BYTES, count > 1
 
-    def take_backlog(self) -> None:
-        """Executes some requests, and the rest in later turns, so that others are served too."""
-        backlog = self._backlog
-        if self._has_to_wait():
-            return
-        self._take_all([backlog.popleft() for _ in range(min(len(backlog), _TURN_MAX))])
-        self._server.flush()
-        if backlog or self._has_to_wait():
-            return
-        if self._session is not None and self._session.error is not None:
-            self._refuse_session(self._session.error)
-            self._server.flush()
-        else:
-            self.resume_if_able()
-
-    @property
-    def has_backlog(self) -> bool:
-        return bool(self._backlog)
+    def end_requests(self) -> None:
+        error = None if self._session is None else self._session.error
+        if error is not None and not (self._backlog or self._is_held):
+            self._refuse_session(error)
 
     def _check_room(self, frame_bytes: int) -> None:
         if not self.reserve(frame_bytes) and not self.ending:
@@ -402,7 +330,6 @@ class CarrotConnection(StreamConnection):
         held, self.held = self.held, {}
         if self._single is not None and _SINGLE in held:
             self._server.forget_verdict(self, held[_SINGLE].queue)
-        self._backlog.clear()
         super().connection_lost(error)
         if held:
             self._server.release(list(held.values()))

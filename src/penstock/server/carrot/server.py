@@ -136,6 +136,10 @@ class CarrotServer(StreamServer):
     ) -> None:
         """Answers when the reply has come, or the wait for a message has ended."""
         waits, size = pending.waits, 0
+        if pending.runs:
+            # Its later requests wait until all steps of this one are executed.
+            connection.hold_requests()
+            pending.ran = connection.resume_requests
         key = connection.next_key() if is_pull else 0
         if waits:
             connection.waits[key] = pending

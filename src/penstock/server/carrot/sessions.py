@@ -4,12 +4,10 @@ The functions in `TAKE` have the same parameters: the server, the connection, an
 request. Their answers are sent with the connection's next write.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.backends.long_commands import execute_parts, pull_parts, run_pull, settle_before_pull
 from penstock.backends.loop import Pending, Steps
 from penstock.errors import (
     InvalidField,
@@ -27,6 +25,7 @@ from penstock.server.carrot.server import (
 )
 from penstock.server.stream import ignore_reply
 from penstock.service import (
+    PLAIN_PART_ITEMS_MAX,
     Batch,
     BatchItem,
     Claim,
@@ -61,7 +60,6 @@ from penstock.wire.carrot.session import (
     read_tags,
 )
 from penstock.wire.carrot.single import ERROR, SUCCESS
-from penstock.wire.frames.split_batches import PART_ITEMS_MAX, PLAIN_PART_ITEMS_MAX
 
 if TYPE_CHECKING:
     from penstock.server.carrot.connection import CarrotConnection
@@ -107,9 +105,8 @@ def _put_many(
     body: bytes,
 ) -> None:
     name, group = server.name_of(queue)
-    items_max = PLAIN_PART_ITEMS_MAX if group is None else PART_ITEMS_MAX
     try:
-        parts = read_messages(count, body, items_max)
+        parts = read_messages(count, body, PLAIN_PART_ITEMS_MAX)
     except InvalidField as error:
         connection.refuse(number, error)
         return
@@ -118,37 +115,19 @@ def _put_many(
     refuse = partial(connection.refuse, number)
     if len(first) == count:
         server.execute(connection, PushMany(name, first, group=group), finish, refuse)
-        return
-    pushes = (PushMany(name, part, group=group) for part in chain([first], parts))
-    server.execute_steps(connection, _in_parts(server, connection, pushes), finish, refuse)
+    else:
+        server.execute_steps(connection, _put_parts(name, group, first, parts), finish, refuse)
 
 
-def _in_parts(
-    server: CarrotServer,
-    connection: "CarrotConnection",
-    parts: Iterable[Batch | PushMany],
-    taken: Sequence[HeldClaim] = (),
-) -> Steps[list[Any]]:
-    """Executes a request of many items; the connection's later requests wait until it is done.
-
-    If the connection breaks between two parts, those of the `taken` claims are released whose
-    items were not executed.
-    """
-    replies: list[Any] = []
-    connection.hold_requests()
-    try:
-        yield from execute_parts(parts, lambda _, some: replies.extend(some))
-    except GeneratorExit:
-        server.release(taken[len(replies) :])
-        raise
-    finally:
-        connection.resume_requests()
+def _put_parts(
+    name: str, group: str | None, messages: list[bytes], parts: Iterator[list[bytes]]
+) -> Steps[Sequence[Any]]:
+    """Pushes the messages when all parts of them are cut out of the request."""
+    for part in parts:
+        yield None
+        messages += part
+    replies: Sequence[Any] = yield PushMany(name, messages, group=group)
     return replies
-
-
-def _batches(items: Sequence[BatchItem]) -> Iterator[Batch]:
-    for start in range(0, len(items), PART_ITEMS_MAX):
-        yield Batch([*items[start : start + PART_ITEMS_MAX]])
 
 
 def _finish_many(
@@ -189,11 +168,7 @@ def _get(
     (wait_ms,) = UINT.unpack(body)
     pull = _pull(server.name_of(queue)[0], count, wait_ms, connection.holder)
     try:
-        if settle_before_pull(server.service, pull):
-            steps = _pull_in_parts(server, connection, pull)
-            reply: Any = run_pull(server.service, pull, steps)
-        else:
-            reply = server.submit(pull)
+        reply = server.submit(pull)
     except PenstockError as error:
         connection.refuse(number, error)
         return
@@ -211,17 +186,6 @@ def _pull(name: str, count: int, wait_ms: int, holder: str) -> Pull:
     if count <= 1:
         return Pull(name, count, None, wait, None, holder)
     return Pull(name, count, None, wait, None, holder, READ_BYTES_MAX)
-
-
-def _pull_in_parts(
-    server: CarrotServer, connection: "CarrotConnection", pull: Pull
-) -> Steps[list[Claim]]:
-    """Executes a pull of many; the connection's later requests wait until it is done."""
-    resume = connection.resume_requests
-    try:
-        return (yield from pull_parts(server.service, pull, connection.hold_requests, resume))
-    finally:
-        resume()
 
 
 def _wait(
@@ -294,12 +258,8 @@ def _ack_and_get(
     if isinstance(taken, InvalidField):
         connection.refuse(number, taken)
         return
-    steps = _acked_then_pulled(
-        server,
-        connection,
-        taken,
-        _pull(server.name_of(queue)[0], count, wait_ms, connection.holder),
-    )
+    pull = _pull(server.name_of(queue)[0], count, wait_ms, connection.holder)
+    steps = _acked_then_pulled(server, taken, pull)
     server.execute_steps(
         connection,
         steps,
@@ -310,18 +270,16 @@ def _ack_and_get(
 
 
 def _acked_then_pulled(
-    server: CarrotServer, connection: "CarrotConnection", taken: list[HeldClaim], pull: Pull
+    server: CarrotServer, taken: list[HeldClaim], pull: Pull
 ) -> Steps[tuple[Sequence[Any], Any]]:
-    deletes = [*map(_delete, taken)]
-    replies: Sequence[Any]
-    if len(taken) <= PART_ITEMS_MAX:
-        replies = yield Batch(deletes)
-    else:
-        replies = yield from _in_parts(server, connection, _batches(deletes), taken)
+    try:
+        replies: Sequence[Any] = yield Batch([*map(_delete, taken)])
+    except GeneratorExit:
+        # The connection broke amid the deletes: those that were not made are released.
+        server.release(taken)
+        raise
     if any(isinstance(each, PenstockError) for each in replies):
         return replies, []
-    if settle_before_pull(server.service, pull):
-        return replies, (yield from _pull_in_parts(server, connection, pull))
     return replies, (yield pull)
 
 
@@ -380,16 +338,12 @@ def _end_claims(
         return
     by_tag = dict(zip(tags, taken, strict=True))
     refuse = partial(_refuse_settled, server, connection, number, by_tag)
-    many = partial(_finish_many, server, connection, number)
     if len(taken) == 1:
         finish = partial(_finish_one, connection, number)
         server.execute(connection, command(taken[0]), finish, refuse)
-    elif len(taken) <= PART_ITEMS_MAX:
-        server.execute(connection, Batch(list(map(command, taken))), many, refuse)
     else:
-        steps = _in_parts(server, connection, _batches([*map(command, taken)]))
         finish = partial(_finish_settled, server, connection, number, by_tag)
-        server.execute_steps(connection, steps, finish, refuse)
+        server.execute(connection, Batch(list(map(command, taken))), finish, refuse)
 
 
 def _finish_settled(
@@ -488,12 +442,7 @@ def _extend(
     items = [Extend(held[tag].queue, held[tag].proof, visibility_ms) for tag in tags]
     finish = partial(_finish_extend, server, connection, number, tags)
     refuse = partial(connection.refuse, number)
-    if len(items) <= PART_ITEMS_MAX:
-        server.execute(connection, Batch([*items]), finish, refuse)
-    else:
-        server.execute_steps(
-            connection, _in_parts(server, connection, _batches(items)), finish, refuse
-        )
+    server.execute(connection, Batch([*items]), finish, refuse)
 
 
 def _finish_extend(

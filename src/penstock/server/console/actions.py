@@ -96,7 +96,7 @@ class Actions:
             if claims:
                 deleted: list[Any] = yield Batch([Delete(queue, each.receipt) for each in claims])
                 done += sum(each is True for each in deleted)
-            yield
+            yield None
         return Performed(
             {"count": done, "left": len(ids) - done}, f"deleted {done} messages of {queue}"
         )
@@ -127,7 +127,7 @@ class Actions:
             done += count
             if not count:
                 break
-            yield
+            yield None
         told = f"moved {done} messages of {queue} to {target}" if done else ""
         return Performed({"count": done, "is_done": done < PART_MAX}, told)
 

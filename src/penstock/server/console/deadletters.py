@@ -47,7 +47,7 @@ class DeadLetterGroups:
                 after = message.sequence
                 read += 1
                 self._add(groups, message)
-            yield
+            yield None
         return {"groups": [*groups.values()], "read": read, "after": after, "is_done": is_done}
 
     def _add(self, groups: dict[tuple[str, str, str], dict[str, Any]], message: Message) -> None:

@@ -73,7 +73,7 @@ class MessageViews:
                 searched += 1
                 if matches(message):
                     found.append(self.row(message))
-            yield
+            yield None
         return {"messages": found, "searched": searched, "after": after, "is_done": is_done}
 
     def by_id(self, given: dict[str, str]) -> Steps[dict[str, Any]]:

@@ -299,7 +299,7 @@ class Status:
                 found[info.queue] = info, stats, self._service.now_ms()
                 if number % _SLICE == 0:
                     cost_s += cost_clock() - began_s
-                    yield
+                    yield None
                     began_s = cost_clock()
             self.is_partial = len(infos) == _PAGE and len(found) >= self._queues_max
             if len(infos) < _PAGE or self.is_partial:

@@ -99,7 +99,7 @@ class TaskViews:
                 if first and _envelope(first[0]) is not None:
                     found.append(name)
                 if looked % _SLICE == 0:
-                    yield
+                    yield None
         return found
 
     def _read(self, queue: str, state: State) -> Steps[list[Message]]:
@@ -114,7 +114,7 @@ class TaskViews:
             messages += page
             if len(page) < _SLICE:
                 break
-            yield
+            yield None
         return messages
 
     def _failed(self, queue: str, message: Message) -> dict[str, Any]:

@@ -1,19 +1,18 @@
 """One connection of the frame server: decodes frames, and checks the client's hello."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from hmac import compare_digest
-from time import perf_counter
 
 from penstock.backends.remote.daemon import peer_credentials
-from penstock.backends.scheduler import STEP_BYTES, TURN_S
+from penstock.backends.scheduler import STEP_BYTES
 from penstock.errors import Overloaded, PenstockError, ProtocolError
-from penstock.server.frames.server import SHORT, FrameServer
+from penstock.server.frames.server import FrameServer
 from penstock.server.stream import StreamConnection
 from penstock.wire.frames.frames import (
     HELLO,
     HELLO_LIMITS,
+    PULL,
     SMALL_BYTES,
     Frame,
     FrameDecoder,
@@ -22,13 +21,13 @@ from penstock.wire.frames.frames import (
     encode_goodbye,
     refusal,
 )
+from penstock.wire.frames.split_batches import pulls_one
 
 
 class FrameConnection(StreamConnection):
     """One client of the frame server."""
 
     __slots__ = (
-        "_backlog",
         "_decoder",
         "_is_welcome",
         "_refuse",
@@ -54,7 +53,6 @@ class FrameConnection(StreamConnection):
         self._is_welcome = False
         # Names this connection in claims whose pull names nobody.
         self.holder = "penstock"
-        self._backlog: deque[Frame] = deque()
         # By request: the size of the messages that a pull in parts has claimed.
         self.pulled_bytes: dict[int, int] = {}
 
@@ -81,54 +79,23 @@ class FrameConnection(StreamConnection):
                 self._out.append(refusal(data, decoder.error))
                 self.end()
         server.requests_seen += len(frames)
-        if len(frames) == 1 and not self._backlog and not self._is_held:
-            frame = frames[0]
-            if frame[0] in SHORT and len(frame[2]) <= STEP_BYTES:
-                server.execute(self, frame)
-            else:
-                server.execute_long(self, frame)
-        elif frames:
-            self._backlog.extend(frames)
-            self._take_frames()
-            if self._backlog:
-                self.pause_reading()
-                self.count_backlog(len(data))
-                self.plan_backlog()
+        if frames:
+            self.take(frames, len(data))
         if decoder.error is not None:
-            self._refuse_rest()
+            self.end_requests()
         if decoder.frame_bytes > SMALL_BYTES or self.reserved_bytes:
             self._reserve(decoder.frame_bytes)
         if self.deferred and self.is_full():
             self.pause_reading()
         server.flush()
 
-    def _take_frames(self) -> None:
-        """Takes frames of the backlog in order; some stay for the next turn of the event loop, or
-        if there is no room for their answers."""
-        backlog, server = self._backlog, self._server
-        until_s = perf_counter() + TURN_S
-        while backlog and not self._is_held:
-            frame = backlog.popleft()
-            if frame[0] in SHORT and len(frame[2]) <= STEP_BYTES:
-                server.execute(self, frame)
-            else:
-                server.execute_long(self, frame)
-            if self.is_full() or perf_counter() > until_s:
-                return
+    def execute(self, request: Frame) -> None:
+        self._server.execute(self, request)
 
-    def take_backlog(self) -> None:
-        if self.ignores_requests:
-            # The goodbye says that what is not answered was not done.
-            self._backlog.clear()
-            return
-        self._take_frames()
-        self._refuse_rest()
-        self._server.flush()
-        self.resume_if_able()
-
-    @property
-    def has_backlog(self) -> bool:
-        return bool(self._backlog)
+    def line_of(self, request: Frame) -> tuple[str, int, bool, bool]:
+        kind, _, body = request
+        is_of_many = kind == PULL and not pulls_one(body)
+        return "frames", kind, len(body) > STEP_BYTES, is_of_many
 
     def count_pulled(self, request: int, size_bytes: int) -> None:
         """Counts the messages of a pull in parts until it is answered."""
@@ -139,8 +106,7 @@ class FrameConnection(StreamConnection):
         """Ends what `count_pulled` has begun."""
         self.count_deferred(0, -self.pulled_bytes.pop(request, 0))
 
-    def _refuse_rest(self) -> None:
-        """Ends the connection if its bytes are no frames from here on, and all before is taken."""
+    def end_requests(self) -> None:
         error = self._decoder.error
         if error is not None and not (self._backlog or self._is_held or self.ending):
             self.send(encode_error(0, error))

@@ -16,36 +16,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from penstock.backends.long_commands import (
-    HistoryAnswer,
-    bounded,
-    divides_redrive,
-    pull_parts,
-    redrive_parts,
-    run_pull,
-    settle_before_pull,
-    take_pages,
-    take_parts,
-    takes_pages,
-    with_faults,
-)
-from penstock.backends.loop import LoopService, Pending, Steps
+from penstock.backends.loop import LoopService, Pending
 from penstock.errors import PenstockError, ProtocolError, UnavailableError
 from penstock.server.faults import Faults
 from penstock.server.frames.counts import CommandCounts
 from penstock.server.stream import Limits as Limits
-from penstock.server.stream import LongRequest, StreamServer, bodies_bytes, ignore_reply
+from penstock.server.stream import StreamServer, bodies_bytes, ignore_reply
 from penstock.service import (
     Claim,
-    Delete,
-    DescribeQueues,
-    Extend,
     History,
     Peek,
     Pull,
-    Push,
-    Redrive,
-    Release,
 )
 from penstock.wire.frames.bodies import DECODE, command_fault, encode_claims, encode_reply
 from penstock.wire.frames.bulk import encode_bulk_reply
@@ -67,7 +48,12 @@ from penstock.wire.frames.frames import (
     encode_error,
     encode_welcome,
 )
-from penstock.wire.frames.split_batches import parts_of, pulls_one
+from penstock.wire.frames.split_batches import (
+    HistoryAnswer,
+    bounded,
+    long_answer,
+    with_faults,
+)
 
 if TYPE_CHECKING:
     from penstock.server.frames.connection import FrameConnection
@@ -76,10 +62,10 @@ R = TypeVar("R")
 _decoder_of: Final = DECODE.get
 # Commands whose replies `encode_reply` makes into frames as they are.
 _PLAIN: Final = frozenset(KIND_OF.values()) - {PULL, BATCH, HISTORY, DESCRIBE_QUEUES}
-# Kinds of requests that take little time, unless they are large.
-SHORT: Final = frozenset({*map(KIND_OF.__getitem__, (Push, Delete, Release, Extend)), CANCEL})
-# A peek at more messages than this waits for a later turn of the event loop.
-_PEEKED_AT_ONCE: Final = 100
+# Kinds whose decoding or whose answer may be long.
+_LONG: Final = frozenset({BATCH, BULK_PUSH, DESCRIBE_QUEUES})
+# Kinds of which no later request of a connection is executed before all their steps are.
+_ORDERED: Final = frozenset({PULL, PEEK, REDRIVE})
 
 
 class FrameServer(StreamServer):
@@ -103,13 +89,11 @@ class FrameServer(StreamServer):
         super().__init__(service, limits, failed, faults)
         self._submit = service.submit
         self._frame_bytes_max = self.limits.frame_bytes_max
-        # Commands that may be long: the functions also get the connection and the request's number.
+        # These functions also get the connection and the request's number.
         self._submit_by_kind: dict[int, Callable[[FrameConnection, int, Any], Any]] = {
             PULL: self._pull,
             PEEK: self._peek,
-            REDRIVE: self._redrive,
             HISTORY: self._history,
-            DESCRIBE_QUEUES: self._describe_queues,
         }
         self._counts = counts or CommandCounts()
         # Of connections; no two of them have one number.
@@ -140,9 +124,11 @@ class FrameServer(StreamServer):
             return
         command: Any = None
         try:
-            parts = parts_of(kind, body)
-            if parts is not None:
-                reply: Any = self.service.run(take_parts(kind, request, parts))
+            steps = None
+            if kind in _LONG:
+                steps = long_answer(kind, request, body, self._frame_bytes_max)
+            if steps is not None:
+                reply: Any = self.service.run(steps)
             else:
                 command = decode(body)
                 submit_long = self._submit_by_kind.get(kind)
@@ -169,19 +155,13 @@ class FrameServer(StreamServer):
                 self._send_claims(connection, request, reply)
             else:
                 self._answer(connection, kind, request, command, reply)
-        elif reply.waits:
-            self._wait(connection, request, reply)
         else:
-            self._defer(connection, kind, request, command, reply)
-
-    def execute_long(self, connection: "FrameConnection", frame: Frame) -> None:
-        """The same as `execute`, for a request that is not in SHORT: it may have to wait."""
-        kind, _, body = frame
-        if kind == PULL and pulls_one(body):
-            self.execute(connection, frame)
-        else:
-            execute = partial(self.execute, connection, frame)
-            connection.execute_in_turn(LongRequest(("frames", kind), len(body), execute))
+            if reply.runs and kind in _ORDERED:
+                self._hold(connection, kind, request, reply)
+            if reply.waits:
+                self._wait(connection, request, reply)
+            else:
+                self._defer(connection, kind, request, command, reply)
 
     def _take_other(
         self, connection: "FrameConnection", kind: int, request: int, body: Body
@@ -211,46 +191,29 @@ class FrameServer(StreamServer):
                 command.bytes_max,
                 command.renew,
             )
-        if command.limit == 1:
-            submit = self._submit
-            return submit(command)
         within: Any = bounded(command, self._frame_bytes_max)
-        if settle_before_pull(self.service, within):
-            steps = self._pull_in_parts(connection, request, within)
-            return run_pull(self.service, within, steps)
-        return self._submit(within)
-
-    def _pull_in_parts(
-        self, connection: "FrameConnection", request: int, command: Pull
-    ) -> Steps[list[Claim]]:
-        steps = pull_parts(
-            self.service, command, connection.hold_requests, connection.resume_requests
-        )
-        claims = yield from _in_order(connection, steps)
-        connection.count_pulled(request, bodies_bytes(claims))
-        return claims
+        submit = self._submit
+        return submit(within)
 
     def _peek(self, connection: "FrameConnection", request: int, command: Peek) -> Any:
-        within: Any = bounded(command, self._frame_bytes_max)
-        if type(within.limit) is not int or within.limit <= _PEEKED_AT_ONCE:
-            return self._submit(within)
-        return self.service.run(_in_order(connection, _after_pause(connection, within)))
-
-    def _redrive(self, connection: "FrameConnection", request: int, command: Redrive) -> Any:
-        if not divides_redrive(self.service, command):
-            return self._submit(command)
-        steps = redrive_parts(self.service, command, connection.hold_requests)
-        return self.service.run(_in_order(connection, steps))
+        return self._submit(bounded(command, self._frame_bytes_max))
 
     def _history(self, connection: "FrameConnection", request: int, command: History) -> Any:
         return self.service.history(command, HistoryAnswer(request, self._frame_bytes_max))
 
-    def _describe_queues(
-        self, connection: "FrameConnection", request: int, command: DescribeQueues
-    ) -> Any:
-        if not takes_pages(command):
-            return self._submit(command)
-        return self.service.run(take_pages(request, command, self._frame_bytes_max))
+    def _hold(
+        self, connection: "FrameConnection", kind: int, request: int, pending: Pending
+    ) -> None:
+        """Lets later requests of the connection wait until all steps of this one are executed."""
+        connection.hold_requests()
+        pending.ran = partial(self._resume, connection, kind, request, pending)
+
+    def _resume(
+        self, connection: "FrameConnection", kind: int, request: int, pending: Pending
+    ) -> None:
+        if kind == PULL and pending.claims:
+            connection.count_pulled(request, bodies_bytes(pending.claims))
+        connection.resume_requests()
 
     def _refuse(
         self, connection: "FrameConnection", kind: int, request: int, error: PenstockError
@@ -309,7 +272,7 @@ class FrameServer(StreamServer):
         answer = None
         if kind == PULL:
             connection.claiming[request] = pending
-            if pending.is_known and request not in connection.pulled_bytes:
+            if pending.is_known:
                 size = bodies_bytes(pending.claims)
         elif pending.is_known:
             if kind == PEEK:
@@ -399,18 +362,3 @@ class FrameServer(StreamServer):
             "answers_waiting_for_disk": self.deferred,
             "housekeeping_error": None if error is None else f"{type(error).__name__}: {error}",
         }
-
-
-def _after_pause(connection: "FrameConnection", command: Peek) -> Steps[Any]:
-    """A peek at many messages: of many clients' that come at once, one is made in each turn."""
-    connection.hold_requests()
-    yield
-    return (yield command)
-
-
-def _in_order(connection: "FrameConnection", steps: Steps[R]) -> Steps[R]:
-    """The steps of a request during whose pauses no other request of its connection is executed."""
-    try:
-        return (yield from steps)
-    finally:
-        connection.resume_requests()

@@ -196,7 +196,7 @@ class QueueLookup:
             if len(page) < _PAGE:
                 return wanted
             after = page[-1].queue
-            yield
+            yield None
 
     def sources_of(self, internal: str) -> Steps[list[QueueInfo]]:
         """The queues that name this one as their dead-letter queue, in order of name."""

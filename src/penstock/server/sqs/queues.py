@@ -150,7 +150,7 @@ class QueueActions:
         sources = yield from self._lookup.sources_of(target.queue)
         for number, source in enumerate(sources, 1):
             if number % _SLICE == 0:
-                yield
+                yield None
             # Read again, because the write below replaces all its annotations.
             queue = yield from self._lookup.find_internal(source.queue)
             if queue is not None and self._lookup.is_source(queue, target.queue):
@@ -199,7 +199,7 @@ class QueueActions:
             if len(found) < RESULTS_MAX:
                 break
             after = found[-1]
-            yield
+            yield None
         page, token = _page_end(names, request.max_results, prefix)
         return model.QueueUrlsResult([self._lookup.url(caller, name) for name in page], token)
 

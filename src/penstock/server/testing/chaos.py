@@ -17,15 +17,15 @@ is only what a consumer must expect of a queue:
 The engine knows nothing of it: all it sees are commands, and a clock that moves.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from penstock.backends.loop import LoopService, Pending, Steps
+from penstock.backends.loop import LoopService, Pending, Steps, each_by
 from penstock.clock import ManualClock
-from penstock.errors import BackendLost, Overloaded, PenstockError
+from penstock.errors import BackendLost, Overloaded
 from penstock.service import (
     Batch,
     Claim,
@@ -250,11 +250,8 @@ class ChaoticLoopService:
         # While it is paused, commands meet no fault and get no number.
         self.is_paused = False
         self.redrive_max = service.redrive_max
-        self.pull_part_max = service.pull_part_max
-        self.settle_max = service.settle_max
         self.now_ms = service.now_ms
         self.history = service.history
-        self.settle_some = service.settle_some
         self.view = service.view
         self.abandon = service.abandon
         self.on_failure = service.on_failure
@@ -285,20 +282,8 @@ class ChaoticLoopService:
     def run(self, steps: Steps[R]) -> R | Pending:
         if self._chaos is None or self.is_paused:
             return self._service.run(steps)
-        return self._service.run(_through(steps, self._chaos.execute))
-
-
-def _through(steps: Steps[R], execute: Callable[[Command[Any]], Steps[Any]]) -> Steps[R]:
-    """The same steps, each command by `execute`."""
-    try:
-        command = next(steps)
-        while True:
-            try:
-                reply = (yield command) if command is None else (yield from execute(command))
-            except PenstockError as error:
-                command = steps.throw(error)
-            else:
-                command = steps.send(reply)
-    except StopIteration as stop:
-        result: R = stop.value
-        return result
+        try:
+            command = next(steps)
+        except StopIteration as stop:
+            return cast(R, stop.value)
+        return self._service.run(each_by(steps, self._chaos.execute, command))

@@ -27,9 +27,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, cast
 
 from penstock.errors import InvalidField, ProtocolError
-from penstock.service import BATCH_ITEMS_MAX, BODY_BYTES_MAX
+from penstock.service import BATCH_ITEMS_MAX, BODY_BYTES_MAX, part_ranges
 from penstock.wire.carrot.single import ERROR, QUEUE_BYTES_MAX, SUCCESS, encode_text
-from penstock.wire.frames.split_batches import part_ranges
 
 PUT: Final = 0xC0
 PUT_MANY: Final = 0xC1
