@@ -6,10 +6,11 @@ import pytest
 
 from penstock.cluster.archive import permit_purges
 from penstock.cluster.journal import NO_ARCHIVE
-from penstock.cluster.log import Mismatch, Swap, Unanswered, run_steps
+from penstock.cluster.log import Mismatch, Swap, Unanswered
 from penstock.cluster.membership import ARCHIVE_KEY, ARCHIVE_OFF, ARCHIVE_ON, set_register
 from penstock.cluster.snapshots import manifest_key, note_archive
 from penstock.service import Delete, Pull, Push
+from penstock.steps import run_steps
 from tests.cluster.plainlog import PlainLog
 from tests.cluster.test_takeover import SHARD, OwnerOnLog, filled
 
@@ -32,15 +33,15 @@ def owner(log, quick_path):
 
 
 def switch(log, value):
-    return run_steps(set_register(ARCHIVE_KEY, value), log.answer)
+    return run_steps(log.answer, set_register(ARCHIVE_KEY, value))
 
 
 def note(log, revision):
-    return run_steps(note_archive(SHARD, revision), log.answer)
+    return run_steps(log.answer, note_archive(SHARD, revision))
 
 
 def test_an_owner_without_an_archive_purges_if_there_is_none(log, owner):
-    run_steps(permit_purges(owner.journal), log.answer)
+    run_steps(log.answer, permit_purges(owner.journal))
     assert owner.snapshot()
     assert log.firsts[SHARD] > 30
 
@@ -71,10 +72,10 @@ def test_the_archive_of_a_shard_is_purged_again_once_the_cluster_has_no_archive(
     assert log.firsts[SHARD] == first
     # Another archive is on: nothing is permitted.
     owner.journal.archived_position = owner.journal.first_position
-    run_steps(permit_purges(owner.journal), log.answer)
+    run_steps(log.answer, permit_purges(owner.journal))
     assert owner.journal.archived_position != NO_ARCHIVE
     switch(log, ARCHIVE_OFF)
-    run_steps(permit_purges(owner.journal), log.answer)
+    run_steps(log.answer, permit_purges(owner.journal))
     owner.do(Push("q", b"later"))
     assert owner.snapshot()
     assert log.firsts[SHARD] > 30
@@ -82,7 +83,7 @@ def test_the_archive_of_a_shard_is_purged_again_once_the_cluster_has_no_archive(
 
 def test_an_archive_that_is_begun_again_is_not_purged_by_an_old_permission(log, owner):
     switch(log, ARCHIVE_OFF)
-    run_steps(permit_purges(owner.journal), log.answer)
+    run_steps(log.answer, permit_purges(owner.journal))
     note(log, switch(log, ARCHIVE_ON))
     first = log.firsts[SHARD]
     assert owner.snapshot()

@@ -15,7 +15,6 @@ from penstock.cluster.log import (
     PurgeSlots,
     ReadSlots,
     Unanswered,
-    run_steps,
 )
 from penstock.cluster.replica import ShardReplica
 from penstock.cluster.snapshots import keep_snapshot, manifest_key
@@ -24,6 +23,7 @@ from penstock.cluster.takeover import append_extent, append_steps, owner_key, ta
 from penstock.errors import Fenced, NotOwner, StoreUnusable
 from penstock.journal.restore import Recovery
 from penstock.service import Batch, CreateQueue, Delete, Peek, Pull, Push, PushMany, Stats
+from penstock.steps import run_steps
 from tests.cluster.plainlog import PlainLog
 
 SHARD = 3
@@ -46,7 +46,7 @@ class OwnerOnLog:
         found = self.log.registers.get(owner_key(SHARD))
         revision = found.revision if found else 0
         steps = take_over(self.replica, self.node, next(names), revision)
-        self.journal = run_steps(steps, self.log.answer)
+        self.journal = run_steps(self.log.answer, steps)
         self.engine = self.replica.engine(self.journal, lambda last_ms: self.clock, IDENTITY, KEY)
         self.upkeep = Upkeep(self.engine, self.journal, self.path, None)
         return self
@@ -57,11 +57,11 @@ class OwnerOnLog:
         return reply
 
     def flush(self):
-        run_steps(append_steps(self.journal), self.log.answer)
+        run_steps(self.log.answer, append_steps(self.journal))
 
     def snapshot(self):
         steps = keep_snapshot(self.journal, self.upkeep, self.path, next(names))
-        return run_steps(steps, self.answer)
+        return run_steps(self.answer, steps)
 
     def answer(self, request):
         if self.journal.has_unsent and type(request) is not Append:
@@ -222,7 +222,7 @@ def test_a_shard_that_another_node_took_first_is_not_taken(log, owner, other):
     OwnerOnLog(log, other.path, "c").take()
     steps = take_over(other.replica, "b", "late", seen)
     with pytest.raises(NotOwner):
-        run_steps(steps, log.answer)
+        run_steps(log.answer, steps)
 
 
 def test_a_swap_whose_answer_was_lost_still_makes_the_owner(log, owner, other):
@@ -248,7 +248,7 @@ def test_a_term_is_opened_though_the_end_that_was_asked_for_is_purged_since(log)
         assert len(log.requests) < 50
         return log.answer(request)
 
-    assert run_steps(append_extent(SHARD, 2, 3, opening), answer) == 11
+    assert run_steps(answer, append_extent(SHARD, 2, 3, opening)) == 11
 
 
 def test_an_entry_larger_than_an_extent_spans_several(log, owner, other):
@@ -413,7 +413,7 @@ def test_dedup_ids_survive_snapshot_and_takeover(log, owner, other):
 
 def test_a_standby_that_tails_reads_only_what_is_new(log, owner, other):
     filled(owner)
-    run_steps(other.replica.catch_up(), log.answer)
+    run_steps(log.answer, other.replica.catch_up())
     reached = other.replica.next_slot
     assert reached == log.last(SHARD) + 1
     owner.do(Push("q", b"new"))
@@ -427,7 +427,7 @@ def test_a_standby_that_tails_reads_only_what_is_new(log, owner, other):
 
 def test_a_standby_that_has_read_everything_takes_over_without_reading(log, owner, other):
     filled(owner)
-    run_steps(other.replica.catch_up(), log.answer)
+    run_steps(log.answer, other.replica.catch_up())
     log.requests.clear()
     other.take()
     assert not [r for r in log.requests if type(r) is ReadSlots]
@@ -450,7 +450,7 @@ def test_a_standby_reads_a_long_log_in_parts_with_pauses_and_a_takeover_does_not
     """No client waits for a standby; clients of its node's other shards do."""
     filled(owner, 250)
     log.requests.clear()
-    run_steps(other.replica.catch_up(), log.answer)
+    run_steps(log.answer, other.replica.catch_up())
     reads = [each for each in log.requests if type(each) is ReadSlots]
     # 252 slots; the last read finds nothing.
     assert len(reads) == 4
@@ -477,7 +477,7 @@ def test_a_long_read_waits_while_it_is_paused(log, owner, other):
         return bool(paused) and paused.pop()
 
     replica.is_paused = is_paused
-    run_steps(replica.catch_up(), log.answer)
+    run_steps(log.answer, replica.catch_up())
     # It went on with the next slot after the pause, and had read nothing meanwhile.
     assert reached[:6] == [reached[0]] * 6
     assert reached[6] > reached[0]
@@ -488,7 +488,7 @@ def test_a_large_extent_is_applied_in_short_steps_and_reading_may_end_between_th
     log, owner, other
 ):
     filled(owner)
-    run_steps(other.replica.catch_up(), log.answer)
+    run_steps(log.answer, other.replica.catch_up())
     for n in range(100):
         owner.engine.submit(Push("q", b"%d" % n + b"x" * 2_000))
     owner.flush()
@@ -506,7 +506,7 @@ def test_a_large_extent_is_applied_in_short_steps_and_reading_may_end_between_th
 
 def test_a_standby_that_was_left_behind_begins_at_the_next_snapshot(log, owner, other):
     filled(owner)
-    run_steps(other.replica.catch_up(), log.answer)
+    run_steps(log.answer, other.replica.catch_up())
     for n in range(30):
         owner.do(Push("q", b"%d" % n + b"z" * 100_000))
         if n % 10 == 9:

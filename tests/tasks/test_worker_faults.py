@@ -10,10 +10,11 @@ from penstock import ManualClock
 from penstock.backends import open_async_service
 from penstock.errors import BackendLost, RequestError
 from penstock.service import Batch, Claim, Delete, Extend, Pull, Push, Stats
+from penstock.steps import await_steps
 from penstock.tasks import TaskApp
+from penstock.tasks.commands import push_creating
 from penstock.tasks.envelope import Envelope
 from penstock.tasks.names import TASK_QUEUE
-from penstock.tasks.steps import await_steps, push_creating
 from penstock.tasks.worker.options import WorkerOptions
 from penstock.tasks.worker.process import WorkerProcess
 from tests.tasks.conftest import TIMEOUT_S
@@ -58,7 +59,7 @@ def work_on(app, make_service, pushes=(), visibility_ms=30, **options):
         )
         service.stop = process.stop
         for push in pushes:
-            await await_steps(service.service, push_creating(push, TASK_QUEUE))
+            await await_steps(service.service.execute, push_creating(push, TASK_QUEUE))
         await process.run()
         stats = await service.service.execute(Stats("tasks"))
         await service.service.close()

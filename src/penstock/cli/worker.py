@@ -164,8 +164,8 @@ def _wait_for_store(app: "TaskApp", options: "WorkerOptions") -> None:
 
 
 def _ask(queue: str) -> Any:
+    from penstock.tasks.commands import ensure_queue
     from penstock.tasks.names import TASK_QUEUE
-    from penstock.tasks.steps import ensure_queue
 
     return ensure_queue(queue, TASK_QUEUE)
 

@@ -51,6 +51,7 @@ from penstock.cluster.log import (
     Unanswered,
 )
 from penstock.errors import BackendLost, StoreUnusable
+from penstock.steps import await_steps
 
 T = TypeVar("T")
 _WRONG_LAST: Final = 10071
@@ -223,19 +224,7 @@ class JetStream:
 
     async def run(self, steps: LogSteps[T]) -> T:
         """Runs steps to their end. Raises what they raise."""
-        try:
-            request = next(steps)
-            while True:
-                try:
-                    reply = await self.execute(request)
-                except (Mismatch, Unanswered) as error:
-                    request = steps.throw(error)
-                else:
-                    request = steps.send(reply)
-        except StopIteration as stop:
-            return cast(T, stop.value)
-        finally:
-            steps.close()
+        return await await_steps(self.execute, steps)
 
     async def close(self) -> None:
         """Ends the connection."""

@@ -59,7 +59,7 @@ is an `Unanswered` whose reason is known: the servers have no room. Rule 4 holds
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from penstock.errors import UnavailableError
 
@@ -225,24 +225,3 @@ def until_answered(request: LogRequest[T]) -> LogSteps[T]:
             return (yield request)  # type: ignore[no-any-return]
         except Unanswered:
             yield Pause(RETRY_MS)
-
-
-def run_steps(steps: LogSteps[T], answer: "LogAnswer") -> T:
-    """Runs steps to their end; `answer` executes each request. For tests and models."""
-    try:
-        request = next(steps)
-        while True:
-            try:
-                reply = answer(request)
-            except (Mismatch, Unanswered) as error:
-                request = steps.throw(error)
-            else:
-                request = steps.send(reply)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-
-
-class LogAnswer(Protocol):
-    """Executes one request. Raises Mismatch or Unanswered."""
-
-    def __call__(self, request: LogRequest[Any], /) -> Any: ...

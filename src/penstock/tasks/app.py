@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from penstock.backends import open_service
-from penstock.backends.loop import Steps
 from penstock.client import check_results
 from penstock.clock import Clock, SystemClock
 from penstock.errors import BackendLost, InvalidField, MessageTooLarge, QueueNotFound
@@ -24,13 +23,14 @@ from penstock.service import (
     QueueSettings,
 )
 from penstock.settings import URL_VARIABLE, url_in
+from penstock.steps import run_steps
+from penstock.tasks.commands import Commands, ensure_queue, push_creating
 from penstock.tasks.errors import TaskError
 from penstock.tasks.inline import run_until_empty
 from penstock.tasks.middleware import Middleware
 from penstock.tasks.names import DEFAULT_APP, TASK_QUEUE
 from penstock.tasks.options import read_options
 from penstock.tasks.schedule import Schedule, read_schedule
-from penstock.tasks.steps import ensure_queue, push_creating, run_steps
 from penstock.tasks.task import PreparedTask, Task
 from penstock.url import read_url
 
@@ -233,7 +233,7 @@ class TaskApp:
         try:
             return service.execute(command)
         except QueueNotFound:
-            return run_steps(self.service, push_creating(command, TASK_QUEUE))
+            return run_steps(self.service.execute, push_creating(command, TASK_QUEUE))
 
     def push_many(self, command: PushMany) -> Sequence[PushReply]:
         """Executes many pushes to one queue. Raises BatchRefused if some are refused."""
@@ -272,9 +272,9 @@ class TaskApp:
                 "data elsewhere and push its address, or raise the queue's max_body_bytes"
             )
 
-    def run_steps(self, steps: Steps[R]) -> R:
+    def run_steps(self, steps: Commands[R]) -> R:
         """Executes a sequence of commands on the app's connection."""
-        return run_steps(self.service, steps)
+        return run_steps(self.service.execute, steps)
 
     def run_until_empty(self, *queues: str) -> int:
         """Runs tasks in this thread until none is left to run; returns how many attempts ran.

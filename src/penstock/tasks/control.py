@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from penstock.backends.loop import Steps
 from penstock.errors import ProtocolError, QueueNotFound, RequestError
 from penstock.service import (
     BATCH_ITEMS_MAX,
@@ -28,6 +27,7 @@ from penstock.service import (
     State,
     check_id,
 )
+from penstock.tasks.commands import Commands, ensure_queue, push_creating, raise_unavailable
 from penstock.tasks.envelope import Envelope, StoredResult, decode_envelope, encode
 from penstock.tasks.names import (
     CANCELLED_QUEUE,
@@ -38,7 +38,6 @@ from penstock.tasks.names import (
 )
 from penstock.tasks.results import find_result
 from penstock.tasks.running import TaskOutcome
-from penstock.tasks.steps import ensure_queue, push_creating, raise_unavailable
 from penstock.tasks.tracing import kept_attributes
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class CancelledIds:
     def __iter__(self) -> Any:
         return iter(self._ids)
 
-    def refresh(self) -> Steps[None]:
+    def refresh(self) -> Commands[None]:
         """Reads them again."""
         try:
             messages = yield Peek(self._queue, PEEK_LIMIT_MAX)
@@ -87,7 +86,7 @@ class CancelledIds:
         self._ids = frozenset(message.body.decode(errors="replace") for message in messages)
 
 
-def cancel(app: "TaskApp", task_id: str) -> Steps[None]:
+def cancel(app: "TaskApp", task_id: str) -> Commands[None]:
     """Cancels a task: workers drop it when they pull it, and end it if they can while it runs.
 
     Raises QueueFull after 1,000 cancels within a week.
@@ -99,7 +98,7 @@ def cancel(app: "TaskApp", task_id: str) -> Steps[None]:
     yield from push_creating(push, CANCELLED_QUEUE)
 
 
-def failed_tasks(queues: Iterable[str], limit: int = PEEK_LIMIT_MAX) -> Steps[list[FoundTask]]:
+def failed_tasks(queues: Iterable[str], limit: int = PEEK_LIMIT_MAX) -> Commands[list[FoundTask]]:
     """The failed tasks of queues, up to `limit` of each."""
     found: list[FoundTask] = []
     for queue in queues:
@@ -113,7 +112,7 @@ def failed_tasks(queues: Iterable[str], limit: int = PEEK_LIMIT_MAX) -> Steps[li
 
 def retry_failed(
     queues: Iterable[str], ids: set[str] | None = None, separator: str = "."
-) -> Steps[list[str]]:
+) -> Commands[list[str]]:
     """Pushes failed tasks to their queues again, with all attempts left; returns their ids.
 
     Without `ids`, all of them. Each is deleted from the failed queue after its push. Raises the
@@ -175,7 +174,7 @@ def _retry(queue: str, failed: Envelope, claim: Claim) -> Push:
     return Push(queue, encode(envelope), priority=claim.priority, attributes=attributes)
 
 
-def _push_all(pushes: list[Push]) -> Steps[list[Any]]:
+def _push_all(pushes: list[Push]) -> Commands[list[Any]]:
     """The reply to each push, or the RequestError that refused it. Raises UnavailableError."""
     if not pushes:
         return []
@@ -188,7 +187,7 @@ def _push_all(pushes: list[Push]) -> Steps[list[Any]]:
     return replies
 
 
-def find_task(app: "TaskApp", queues: Iterable[str], task_id: str) -> Steps[FoundTask | None]:
+def find_task(app: "TaskApp", queues: Iterable[str], task_id: str) -> Commands[FoundTask | None]:
     """A task by its id: searched among the first messages of each queue, the failed tasks and
     the results."""
     result = yield from find_result(app.name, task_id)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.backends.loop import Steps
 from penstock.errors import MessageTooLarge, ProtocolError, QueueNotFound, RequestError
 from penstock.output import logger
 from penstock.service import (
@@ -26,6 +25,7 @@ from penstock.service import (
     Stats,
 )
 from penstock.tasks.arguments import with_first
+from penstock.tasks.commands import Commands, push_creating, raise_unavailable
 from penstock.tasks.envelope import (
     CANCELLED,
     DONE,
@@ -49,7 +49,6 @@ from penstock.tasks.names import (
     separator_of,
 )
 from penstock.tasks.running import HeldTask, TaskOutcome
-from penstock.tasks.steps import push_creating, raise_unavailable
 from penstock.tasks.tracing import kept_attributes
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class TaskFinisher:
         self._has_dedup = "dedup" not in lacks
         self._keeps_results = not any(name in lacks for name in RESULTS_NEED)
 
-    def finish(self, tasks: Sequence[HeldTask]) -> Steps[None]:
+    def finish(self, tasks: Sequence[HeldTask]) -> Commands[None]:
         """Finishes tasks that have outcomes. Raises UnavailableError, and may then be repeated."""
         kept = yield from self._push_all(tasks, self._follow_ups)
         # A result or a next task that cannot be pushed fails its task.
@@ -98,7 +97,7 @@ class TaskFinisher:
         # If an item is refused, its claim was lost: another worker runs that task.
         raise_unavailable((yield Batch(items)))
 
-    def _push_all(self, tasks: Iterable[HeldTask], follow_ups_of: Any) -> Steps[list[HeldTask]]:
+    def _push_all(self, tasks: Iterable[HeldTask], follow_ups_of: Any) -> Commands[list[HeldTask]]:
         """Pushes what the tasks lead to; returns those of which a push was refused."""
         follow_ups: list[_FollowUp] = [each for held in tasks for each in follow_ups_of(held)]
         if not follow_ups:
@@ -272,7 +271,7 @@ class TaskFinisher:
             attributes=kept_attributes(attributes),
         )
 
-    def _finish_group(self, place: GroupPlace, attributes: Attributes) -> Steps[None]:
+    def _finish_group(self, place: GroupPlace, attributes: Attributes) -> Commands[None]:
         """Pushes the final task if every member has its result, and removes the group's queue.
 
         `attributes` are those of the member that has succeeded last.
@@ -307,7 +306,7 @@ class TaskFinisher:
 
     def _push_final(
         self, group_id: str, final: Step, every: bytes, attributes: Attributes
-    ) -> Steps[None]:
+    ) -> Commands[None]:
         args = with_first(final.args, final.first, every)
         push = self._step_push(final, args, f"{group_id}/final", [], None, attributes)
         try:
@@ -318,7 +317,7 @@ class TaskFinisher:
 
     def _fail_final(
         self, group_id: str, final: Step, why: str, attributes: Attributes
-    ) -> Steps[None]:
+    ) -> Commands[None]:
         """Ends a group whose results cannot be given to its final task: that task has failed."""
         reason = f"the results of its group cannot be pushed to {final.queue!r}: {why}"
         _logger.error("the final task of the group %s failed: %s", group_id, reason)

@@ -5,11 +5,11 @@ from uuid import uuid4
 
 from penstock.public import Seconds, to_ms
 from penstock.service import PEEK_LIMIT_MAX, Push
+from penstock.tasks.commands import ensure_queue
 from penstock.tasks.envelope import Envelope, GroupPlace, Step
 from penstock.tasks.errors import TaskError
 from penstock.tasks.names import GROUP_QUEUE, group_queue
 from penstock.tasks.results import PushedTask
-from penstock.tasks.steps import ensure_queue
 from penstock.tasks.task import PreparedTask
 
 MEMBERS_MAX: Final = PEEK_LIMIT_MAX

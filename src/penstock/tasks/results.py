@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
-from penstock.backends.loop import Steps
 from penstock.errors import ProtocolError, QueueNotFound
 from penstock.service import PEEK_LIMIT_MAX, Peek
+from penstock.tasks.commands import Commands
 from penstock.tasks.envelope import CANCELLED, DONE, Failure, StoredResult, decode_result
 from penstock.tasks.errors import ResultTimeout, TaskCancelled, TaskError, TaskFailed
 from penstock.tasks.names import RESULTS_NEED, result_queue
@@ -116,7 +116,7 @@ class PushedTask(Generic[R]):
         )
 
 
-def find_result(app: str, task_id: str) -> Steps[StoredResult | None]:
+def find_result(app: str, task_id: str) -> Commands[StoredResult | None]:
     """The newest result of a task: one that was retried may have several."""
     try:
         messages = yield Peek(result_queue(app, task_id), PEEK_LIMIT_MAX)

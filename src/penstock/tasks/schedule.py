@@ -10,14 +10,13 @@ from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from penstock.backends.loop import Steps
 from penstock.errors import MissingExtra, QueueExists, QueueNotFound
 from penstock.output import logger
 from penstock.service import ConfigureQueue, CreateQueue, DescribeQueue, Push
+from penstock.tasks.commands import Commands, push_creating
 from penstock.tasks.envelope import Envelope
 from penstock.tasks.errors import TaskError
 from penstock.tasks.names import TASK_QUEUE, schedule_queue
-from penstock.tasks.steps import push_creating
 from penstock.tasks.task import PreparedTask
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ class ScheduleClock:
         # The last due time of each schedule that was pushed, by this process or another.
         self._pushed_ms: dict[str, int] = {}
 
-    def begin(self) -> Steps[None]:
+    def begin(self) -> Commands[None]:
         """Reads the last pushed due time of each schedule, and pushes what was missed since."""
         now_ms = self._app.now_ms()
         for schedule in self._app.schedules.values():
@@ -150,7 +149,7 @@ class ScheduleClock:
         ]
         return min(due, default=None)
 
-    def push_due(self) -> Steps[None]:
+    def push_due(self) -> Commands[None]:
         """Pushes what is due now, and what was missed if the schedule says so."""
         now_ms = self._app.now_ms()
         for name, pushed_ms in list(self._pushed_ms.items()):
@@ -169,7 +168,7 @@ class ScheduleClock:
                 yield from self._push(schedule, due_ms)
             self._pushed_ms[name] = max(pushed_ms, due_ms)
 
-    def _push(self, schedule: Schedule, due_ms: int) -> Steps[None]:
+    def _push(self, schedule: Schedule, due_ms: int) -> Commands[None]:
         call = schedule.call
         push = call.task.push_of(Envelope(call.task.name, call.encoded()))
         reply = yield from push_creating(
@@ -185,7 +184,7 @@ class ScheduleClock:
         if not reply.duplicate:
             yield from self._write_note(schedule, due_ms)
 
-    def _read_note(self, schedule: Schedule, now_ms: int) -> Steps[int]:
+    def _read_note(self, schedule: Schedule, now_ms: int) -> Commands[int]:
         """The last due time that was pushed; of a new schedule, the last one before now.
 
         The same if the note is of a time to come: a clock was ahead when it was written. Until then
@@ -209,7 +208,7 @@ class ScheduleClock:
         yield from self._write_note(schedule, due_ms)
         return due_ms
 
-    def _write_note(self, schedule: Schedule, due_ms: int) -> Steps[None]:
+    def _write_note(self, schedule: Schedule, due_ms: int) -> Commands[None]:
         queue = schedule_queue(self._app.name, schedule.name)
         notes = {
             NOTE: str(due_ms),

@@ -14,40 +14,31 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 from penstock.backends.remote.endpoints import ServerEndpoint
-from penstock.backends.remote.retry import ConnectionLost
-from penstock.backends.remote.session import ClientSession
+from penstock.backends.remote.session import ClientCall, ClientSession
 from penstock.errors import BackendLost
-from penstock.service import Command
-from penstock.wire.frames.frames import STATUS, Body, Welcome, decode_answer, decode_status, pack
+from penstock.wire.frames.frames import Welcome
 
-R = TypeVar("R")
 # Small enough that the C library serves it from its heap, without a system call for each read.
 _RECEIVE_BYTES: Final = 64 * 1024
 _RECEIVE_BYTES_MAX: Final = 1024 * 1024
 # After this time without use, one more system call checks whether the server has closed it.
 _FRESH_S: Final = 1.0
-_NO_ANSWER: Final = 0
 _TIMEVAL: Final = struct.Struct("ll")
 
 
-class _Call:
-    """One request that waits for its answer."""
+class _BlockedCall(ClientCall):
+    """A request of a thread; one that sleeps is woken by a lock."""
 
-    __slots__ = ("body", "done", "kind", "signal")
+    __slots__ = ("signal",)
 
-    def __init__(self) -> None:
-        self.done = False
-        self.kind = _NO_ANSWER
-        self.body: Body = b""
-        self.signal: threading.Lock | None = None
+    signal: "threading.Lock | None"
 
     def wake(self) -> None:
-        """Wakes the thread that made the call."""
+        """Wakes the thread that made the call, if it sleeps."""
         if self.signal is not None:
             # It may have been woken already, in order to read, and not have run yet.
             with suppress(RuntimeError):
@@ -67,7 +58,7 @@ class _SocketOwner:
 
     def __init__(self, link: socket.socket) -> None:
         self.is_shut = False
-        self.users: set[_Call] = set()
+        self.users: set[ClientCall] = set()
         self._link = link
 
     def shut(self) -> None:
@@ -92,22 +83,17 @@ class Channel:
     """One connection, shared by any number of threads; once lost it stays lost."""
 
     def __init__(self, endpoint: ServerEndpoint, timeout_s: float, connect_s: float) -> None:
-        self.lost: str | None = None
         self._session = ClientSession(endpoint)
-        self._endpoint = endpoint
+        self._shown = endpoint.shown
         self._link = endpoint.open(connect_s)
         self._owner = _SocketOwner(self._link)
-        self._pending: dict[int, _Call] = {}
-        self._sleeping: dict[int, _Call] = {}
+        self._sleeping: dict[int, _BlockedCall] = {}
         self._sending = threading.Lock()
         self._reading = threading.Lock()
-        self._chunks_received = 0
-        self._chunks_at_last_tick = -1
-        self._silent_ticks = 0
         self._used_s = time.monotonic()
         try:
             self._link.settimeout(timeout_s)
-            self._handshake()
+            self.welcome = self._handshake()
             self._link.settimeout(None)
             # The system's own timeouts: those of Python would cost a system call each time.
             tick_s = timeout_s / 3
@@ -120,61 +106,45 @@ class Channel:
             raise
 
     @property
-    def welcome(self) -> Welcome:
-        """What the server said of itself."""
-        return self._session.welcome
+    def lost(self) -> str | None:
+        """Why the connection was lost."""
+        return self._session.lost
 
-    def _handshake(self) -> None:
-        shown, decoder = self._endpoint.shown, self._session.decoder
+    def _handshake(self) -> Welcome:
+        session = self._session
         try:
-            self._link.sendall(self._session.hello())
-            while True:
+            self._link.sendall(session.hello())
+            while session.welcome is None:
                 data = self._link.recv(_RECEIVE_BYTES)
-                frames = decoder.feed(data)
-                if frames:
-                    break
-                if decoder.error is not None:
-                    raise decoder.error
+                session.receive(data)
+                if session.refused is not None:
+                    raise session.refused
                 if not data:
-                    raise BackendLost(f"{shown}: closed the connection before its WELCOME")
+                    raise BackendLost(f"{self._shown}: closed the connection before its WELCOME")
         except OSError as error:
             reason = error.strerror or str(error)
-            raise BackendLost(f"{shown}: no WELCOME came: {reason}") from None
-        self._session.accept(frames[0])
+            raise BackendLost(f"{self._shown}: no WELCOME came: {reason}") from None
+        return session.welcome
 
-    def exchange(self, command: Command[R]) -> R:
-        """Sends a command and waits for its reply.
+    def exchange(self, command: Any) -> Any:
+        """Sends a command, or STATUS, and waits for its reply.
 
         Raises ConnectionLost, UnsupportedOperation if the server is too old, or what the server
         raised.
         """
-        request = self._session.next_number(self._pending)
-        frame, decode = self._session.encode(request, command)
-        reply: R = self.request(request, frame, decode)
-        return reply
-
-    def status(self) -> dict[str, Any]:
-        """The server's own figures. Raises ConnectionLost."""
-        request = self._session.next_number(self._pending)
-        status: dict[str, Any] = self.request(request, pack(STATUS, request), decode_status)
-        return status
-
-    def request(self, request: int, frame: bytes, decode: Callable[[Body], Any]) -> Any:
-        """Sends a frame and waits for its answer."""
-        started_s = time.monotonic()
-        call = _Call()
+        call = _BlockedCall(time.monotonic())
+        call.signal = None
+        frame = self._session.prepare(call, command)
         owner = self._owner
         try:
             owner.users.add(call)
-            if owner.is_shut or not self._send(request, call, frame, started_s):
-                raise ConnectionLost(self, False, cast(str, self.lost), started_s)
+            if owner.is_shut or not self._send(call, frame):
+                call.sent = False
             # Nearly always no other thread is reading.
-            if self._reading.acquire(False):
+            elif self._reading.acquire(False):
                 self._read_until_answered(call)
             else:
-                self._sleep_until_answered(request, call)
-        except ConnectionLost:
-            raise
+                self._sleep_until_answered(call)
         except BaseException:
             # This thread may have been about to read, or to wake the next reader.
             self._drop("a caller was interrupted")
@@ -183,22 +153,18 @@ class Channel:
             owner.users.discard(call)
             if owner.is_shut:
                 owner.close_if_unused()
-        if call.kind == _NO_ANSWER:
-            if self._session.refused is not None:
-                raise self._session.refused
-            may_be_done = not self._session.goodbye_received
-            raise ConnectionLost(self, may_be_done, cast(str, self.lost), started_s)
-        return decode_answer(call.kind, call.body, decode)
+        return self._session.outcome(call)
 
-    def _send(self, request: int, call: _Call, frame: bytes, now_s: float) -> bool:
+    def _send(self, call: ClientCall, frame: bytes) -> bool:
         """Whether the whole frame was sent; if not, the server did not execute it."""
-        self._pending[request] = call
+        session = self._session
+        session.pending[call.number] = call
         with self._sending:
             try:
-                if now_s - self._used_s > _FRESH_S:
+                if call.started_s - self._used_s > _FRESH_S:
                     self._check_closed()
-                self._used_s = now_s
-                if self.lost is None:
+                self._used_s = call.started_s
+                if session.lost is None:
                     self._link.sendall(frame)
                     return True
             except OSError as error:
@@ -208,10 +174,10 @@ class Channel:
                 # Before another caller writes behind half a frame.
                 self._drop("a caller was interrupted while it wrote")
                 raise
-        self._pending.pop(request, None)
+        session.pending.pop(call.number, None)
         return False
 
-    def _read_until_answered(self, call: _Call) -> None:
+    def _read_until_answered(self, call: ClientCall) -> None:
         """Reads the socket for all callers until this call's answer has come."""
         try:
             while not call.done:
@@ -225,20 +191,20 @@ class Channel:
             if self._sleeping:
                 self._wake_next_reader()
 
-    def _sleep_until_answered(self, request: int, call: _Call) -> None:
+    def _sleep_until_answered(self, call: _BlockedCall) -> None:
         """Sleeps until the answer has come; reads for all callers if it is woken for that."""
         call.signal = threading.Lock()
         call.signal.acquire()
         try:
             while not call.done:
                 # Before the check: a thread that stops reading after it finds this call.
-                self._sleeping[request] = call
+                self._sleeping[call.number] = call
                 if self._reading.acquire(False):
                     self._read_until_answered(call)
                 elif not call.done:
                     call.signal.acquire()
         finally:
-            self._sleeping.pop(request, None)
+            self._sleeping.pop(call.number, None)
             if call.done and self._sleeping and not self._reading.locked():
                 self._wake_next_reader()
 
@@ -270,34 +236,18 @@ class Channel:
         self._receive(data)
 
     def _receive(self, data: bytes) -> None:
-        """Passes each answer to the call that waits for it."""
-        self._chunks_received += 1
-        pending, session = self._pending, self._session
-        for kind, request, body in session.decoder.feed(data):
-            call = pending.pop(request, None)
-            if call is not None:
-                call.kind = kind
-                call.body = body
-                call.done = True
-                if call.signal is not None:
-                    call.wake()
-            elif not request:
-                session.note(kind, body)
-        if session.decoder.error is not None:
-            session.refused = session.decoder.error
-            self._drop(str(session.refused))
+        fault = self._session.receive(data)
+        if fault is not None:
+            self._drop(fault)
 
     def _check_silence(self) -> None:
-        """Sends a STATUS after a tick without bytes; drops the connection after three."""
-        if self._chunks_received != self._chunks_at_last_tick:
-            self._chunks_at_last_tick = self._chunks_received
-            self._silent_ticks = 0
-        self._silent_ticks += 1
-        if self._silent_ticks >= 3:
+        """Asks the server for an answer, after a tick without bytes; drops one that gives none."""
+        frame = self._session.silence()
+        if not frame:
             self._drop("the server has stopped answering")
         elif self._sending.acquire(False):
             try:
-                self._link.sendall(pack(STATUS, self._session.next_number(self._pending)))
+                self._link.sendall(frame)
             except OSError:
                 pass  # the next read raises it again
             finally:
@@ -309,7 +259,7 @@ class Channel:
             return
         try:
             flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
-            while self.lost is None:
+            while self._session.lost is None:
                 if self._link.recv(1, flags):
                     self._receive(self._link.recv(_RECEIVE_BYTES))
                 else:
@@ -323,14 +273,10 @@ class Channel:
 
     def _drop(self, reason: str) -> None:
         """Drops the connection for every caller, and wakes those that wait."""
-        if self.lost is None:
-            self.lost = reason
+        # Before the socket is shut: a caller that finds it shut says why.
+        self._session.lost = self._session.lost or reason
         self._owner.shut()
-        while self._pending:
-            with suppress(KeyError):
-                _, call = self._pending.popitem()
-                call.done = True
-                call.wake()
+        self._session.lose(reason)
 
     def close(self, reason: str) -> None:
         """Ends the connection; calls that wait raise ConnectionLost."""
@@ -338,5 +284,5 @@ class Channel:
 
     def abandon(self) -> None:
         """In the child of a fork: closes its copy of the socket; the parent's stays connected."""
-        self.lost = "this process was forked"
+        self._session.lost = "this process was forked"
         self._owner.close()

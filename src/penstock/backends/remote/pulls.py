@@ -6,11 +6,15 @@ connection, without waiting. If that fails, the pull returns the claims that it 
 attempt id is not repeated: the same id gives the same claims again.
 """
 
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 
+from penstock.backends.remote.retry import ConnectionLost
+from penstock.errors import PenstockError
 from penstock.service import Claim, Pull
+from penstock.steps import Calls
 from penstock.wire.frames.frames import PULL_MESSAGES_MAX
 
 # An answer of fewer bytes was not limited, unless the next message is very large.
@@ -25,3 +29,14 @@ def rest_of(pull: Pull, answer: list[Claim], taken: int) -> Pull | None:
     if is_short and sum(len(claim.body) for claim in answer) < _LARGE_BYTES:
         return None
     return msgspec.structs.replace(pull, limit=pull.limit - taken, wait_ms=0)
+
+
+def add_rest(channel: Any, pull: Pull, claims: list[Claim]) -> Calls[None]:
+    """Adds the claims that did not fit into the first answer."""
+    answer = claims
+    while (rest := rest_of(pull, answer, len(claims))) is not None:
+        try:
+            answer = yield partial(channel.exchange, rest)
+        except (PenstockError, ConnectionLost):
+            return
+        claims += answer

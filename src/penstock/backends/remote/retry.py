@@ -1,13 +1,14 @@
 """Which requests are repeated after a lost connection.
 
-These rules are shared by `blocking` and `asynchronous`. When a connection breaks, a request that
-was not sent completely is sent on the next connection, and so is one that has the same effect if it
-is executed twice (`is_repeatable`). For any other request it is unknown whether the server executed
+`blocking` and `asynchronous` carry out these steps. When a connection breaks, a request that was
+not sent completely is sent on the next connection, and so is one that has the same effect if it is
+executed twice (`is_repeatable`). For any other request it is unknown whether the server executed
 it: it fails with BackendLost. docs/how-to/daemon.md has the table.
 """
 
 import time
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -32,6 +33,7 @@ from penstock.service import (
     Release,
     Stats,
 )
+from penstock.steps import Calls
 from penstock.wire.frames.frames import STATUS
 
 TIMEOUT_S: Final = 30.0
@@ -60,12 +62,41 @@ _ALWAYS_REPEATABLE: Final = frozenset(
 class ConnectionLost(Exception):
     """The connection broke during a request; `may_be_done` if the server may have all of it."""
 
-    def __init__(self, channel: object, may_be_done: bool, reason: str, started_s: float) -> None:
+    def __init__(self, may_be_done: bool, reason: str, started_s: float) -> None:
         super().__init__(reason)
-        self.channel = channel
         self.may_be_done = may_be_done
         self.reason = reason
         self.started_s = started_s
+
+
+class ReopeningClient(Protocol):
+    """What the steps need of a client; the calls of one that awaits return awaitables."""
+
+    @property
+    def endpoint(self) -> ServerEndpoint:
+        """The address of the server."""
+        ...
+
+    @property
+    def reconnect_s(self) -> float:
+        """How long it tries to reconnect before its callers get an error."""
+        ...
+
+    def check_open(self) -> None:
+        """Raises EngineClosed if the client was closed."""
+        ...
+
+    def connect(self, connect_s: float) -> Any:
+        """A new channel. Raises BackendLost, or why the server refuses."""
+        ...
+
+    def reopen(self, lost: Any) -> Any:
+        """The channel that replaces the lost one; the first caller opens it."""
+        ...
+
+    def sleep(self, seconds: float) -> Any:
+        """Waits."""
+        ...
 
 
 def is_repeatable(command: object) -> bool:
@@ -113,46 +144,53 @@ def outcome_of_repeat(command: object, outcome: Any) -> Any:
     return outcome
 
 
-class Repetition:
-    """A request whose connection was lost, while it is repeated on other connections."""
+def opened(client: ReopeningClient, reconnect_s: float) -> Calls[Any]:
+    """Opens a connection; tries again for so long. Raises BackendLost, or why it is refused."""
+    deadline_s = time.monotonic() + max(reconnect_s, client.endpoint.reconnect_s_min)
+    while True:
+        left_s = max(0.0, deadline_s - time.monotonic())
+        try:
+            return (yield partial(client.connect, min(left_s, reconnect_s)))
+        except BackendLost:
+            if time.monotonic() + REOPEN_PAUSE_S > deadline_s:
+                raise
+        yield partial(client.sleep, REOPEN_PAUSE_S)
 
-    def __init__(self, endpoint: ServerEndpoint, command: Any, reconnect_s: float) -> None:
-        self._endpoint = endpoint
-        self._command = command
-        self._deadline_s = time.monotonic() + reconnect_s
-        self._may_be_done = False
-        self._started_s: float | None = None
-        self._pause_s = 0.0
 
-    def pause_s(self) -> float:
-        """How long to wait before the next connection: 0 at first, then longer each time.
+def repeated(
+    client: ReopeningClient, command: Any, channel: Any, lost: ConnectionLost
+) -> Calls[Any]:
+    """Sends a request again, whose channel was lost, on other channels, if that is allowed.
 
-        Without the pause, a server that accepts connections and closes each at its first request
-        would get thousands of them a second.
-        """
-        pause_s = self._pause_s
-        self._pause_s = min(max(2 * pause_s, REOPEN_PAUSE_S), REPEAT_PAUSE_S_MAX)
-        return pause_s
-
-    def after(self, lost: ConnectionLost) -> Any:
-        """The command to send on the next connection.
-
-        Raises BackendLost if it must not be sent again, or after `reconnect_s`.
-        """
-        if self._started_s is None:
-            self._started_s = lost.started_s
+    Raises BackendLost if it is not, or after `reconnect_s`. The pauses are 0 at first: they only
+    protect a server that accepts connections and closes each of them at its first request.
+    """
+    endpoint = client.endpoint
+    deadline_s = time.monotonic() + client.reconnect_s
+    started_s = lost.started_s
+    may_be_done = False
+    pause_s = 0.0
+    while True:
+        client.check_open()
         if lost.may_be_done:
-            if not is_repeatable(self._command):
-                raise unknown_outcome(self._endpoint, self._command, lost)
-            self._may_be_done = True
-        if time.monotonic() > self._deadline_s:
-            raise BackendLost(f"{self._endpoint.shown}: {lost.reason}, at every attempt")
-        return with_remaining_wait(self._command, time.monotonic() - self._started_s)
-
-    def outcome(self, outcome: Any) -> Any:
-        """The reply for the caller. Raises StaleReceipt if the server refused the receipt."""
-        if self._may_be_done:
-            outcome = outcome_of_repeat(self._command, outcome)
+            if not is_repeatable(command):
+                raise unknown_outcome(endpoint, command, lost)
+            may_be_done = True
+        if time.monotonic() > deadline_s:
+            raise BackendLost(f"{endpoint.shown}: {lost.reason}, at every attempt")
+        to_send = with_remaining_wait(command, time.monotonic() - started_s)
+        yield partial(client.sleep, pause_s)
+        pause_s = min(max(2 * pause_s, REOPEN_PAUSE_S), REPEAT_PAUSE_S_MAX)
+        channel = yield partial(client.reopen, channel)
+        try:
+            outcome = yield partial(channel.exchange, to_send)
+        except ConnectionLost as lost_again:
+            lost = lost_again
+            continue
+        except StaleReceipt as stale:
+            outcome = stale
+        if may_be_done:
+            outcome = outcome_of_repeat(command, outcome)
         if isinstance(outcome, StaleReceipt):
             raise outcome
         return outcome

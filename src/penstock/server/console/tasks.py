@@ -12,6 +12,7 @@ from penstock.server.console.actions import Performed
 from penstock.server.console.status import QueueStatus, Status
 from penstock.server.console.visitor import Refused
 from penstock.service import Message, Peek, PeekFrom, Push, State
+from penstock.tasks.commands import push_creating
 from penstock.tasks.control import retry_failed
 from penstock.tasks.envelope import Envelope, decode_envelope
 from penstock.tasks.names import (
@@ -22,7 +23,6 @@ from penstock.tasks.names import (
     failed_queue,
 )
 from penstock.tasks.schedule import NEXT_NOTE, NOTE, TASK_NOTE, WHEN_NOTE
-from penstock.tasks.steps import push_creating
 
 # How many messages of a queue in one state are read, and how many tasks are listed.
 READ_MAX: Final = 2_000

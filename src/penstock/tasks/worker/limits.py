@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.backends.loop import Steps
 from penstock.errors import PenstockError, QueueNotFound
 from penstock.service import (
     Batch,
@@ -25,9 +24,10 @@ from penstock.service import (
     Release,
     Stats,
 )
+from penstock.steps import await_steps
+from penstock.tasks.commands import Commands, ensure_queue
 from penstock.tasks.names import TOKEN_TTL_MS, rate_queue, slot_queue
 from penstock.tasks.running import HeldTask
-from penstock.tasks.steps import await_steps, ensure_queue
 
 if TYPE_CHECKING:
     from penstock.tasks.app import TaskApp
@@ -39,7 +39,7 @@ _WAIT_MS: Final = 5_000
 _REFILL_S: Final = 3_600.0
 
 
-def fill_tokens(queue: str, count: int) -> Steps[None]:
+def fill_tokens(queue: str, count: int) -> Commands[None]:
     """Adds or removes tokens until there are `count`; the queue's capacity prevents more."""
     settings: dict[str, Any] = {"messages_max": count, "retention_ms": TOKEN_TTL_MS}
     yield from ensure_queue(queue, settings)
@@ -152,6 +152,10 @@ class LimitGate:
             return
         self._refill_at_s = now_s + _REFILL_S
         if self._rate is not None:
-            await await_steps(self._service, fill_tokens(self._rate_queue, self._rate.count))
+            await await_steps(
+                self._service.execute, fill_tokens(self._rate_queue, self._rate.count)
+            )
         if self._concurrency is not None:
-            await await_steps(self._service, fill_tokens(self._slot_queue, self._concurrency))
+            await await_steps(
+                self._service.execute, fill_tokens(self._slot_queue, self._concurrency)
+            )

@@ -32,13 +32,14 @@ from penstock.service import (
     Pull,
     Release,
 )
+from penstock.steps import await_steps
 from penstock.tasks.app import TaskApp
+from penstock.tasks.commands import ensure_queue, raise_unavailable
 from penstock.tasks.control import CancelledIds
 from penstock.tasks.finishing import TaskFinisher
 from penstock.tasks.names import TASK_QUEUE
 from penstock.tasks.running import HeldTask, fail, hold, run_here
 from penstock.tasks.schedule import ScheduleClock
-from penstock.tasks.steps import await_steps, ensure_queue, raise_unavailable
 from penstock.tasks.worker.children import TaskChild
 from penstock.tasks.worker.counts import WorkerStatus
 from penstock.tasks.worker.limits import LimitGate
@@ -146,7 +147,7 @@ class WorkerProcess:
         """Makes a queue if it is missing, once the store answers."""
         while not self._stop_requested.is_set():
             try:
-                await await_steps(self._service, ensure_queue(queue, TASK_QUEUE))
+                await await_steps(self._service.execute, ensure_queue(queue, TASK_QUEUE))
             except BackendLost:
                 # Reported once, as for the steps that are repeated.
                 with suppress(TimeoutError):
@@ -193,7 +194,7 @@ class WorkerProcess:
                     Pull(queue, limit, visibility_ms, wait_ms, holder=self._holder)
                 )
             except QueueNotFound:
-                await await_steps(self._service, ensure_queue(queue, TASK_QUEUE))
+                await await_steps(self._service.execute, ensure_queue(queue, TASK_QUEUE))
                 return
             # Fewer than the limit: the queue is empty, so the next pull may wait.
             wait_ms = 0 if len(claims) == limit or self._options.burst else WAIT_MS
@@ -321,7 +322,7 @@ class WorkerProcess:
         self._drop(set(tasks).difference(ours))
         try:
             if ours:
-                await await_steps(self._service, self._finisher.finish(ours))
+                await await_steps(self._service.execute, self._finisher.finish(ours))
         except PenstockError:
             self._ended.extend(ours)
             self._has_ended.set()
@@ -366,7 +367,7 @@ class WorkerProcess:
 
     async def _read_cancelled(self) -> None:
         await asyncio.sleep(CANCELLED_S)
-        await await_steps(self._service, self._cancelled.refresh())
+        await await_steps(self._service.execute, self._cancelled.refresh())
         ids = set(self._cancelled)
         for held in [each for each in self._held if each.id in ids] if ids else ():
             if held in self._busy_children:
@@ -387,7 +388,7 @@ class WorkerProcess:
         step: Callable[[], Any] = schedules.begin
         while True:
             try:
-                await await_steps(self._service, step())
+                await await_steps(self._service.execute, step())
                 step = schedules.push_due
             except PenstockError as error:
                 if not isinstance(error, BackendLost):
