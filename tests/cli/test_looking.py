@@ -140,7 +140,7 @@ def test_a_store_that_a_program_has_opened_for_itself_is_named(run_main, store):
 
 def test_why_waits_while_the_store_reads_what_was_before_its_opening(store):
     with closing(penstock.connect(f"file:{store}?embedded=1")) as queues:
-        ids = [queues.push("orders", b"x" * 900_000) for _ in range(4)]
+        ids = [queues.push("orders", b"x" * 900_000).id for _ in range(4)]
     engine = open_engine(store, background=False)
     engine.journal.unindexed_s_max = 0
     with Queues(BlockingEngine(engine)) as queues:
