@@ -24,6 +24,7 @@ from penstock.backends.sqs.lacks import LACKS as SQS_LACKS
 from penstock.cli.parser import Parser, make_parser
 from penstock.cluster.router import Router
 from penstock.errors import PenstockError
+from tools.surface import PARTS
 
 ROOT: Final = Path(__file__).parents[1]
 # What pages link to outside docs/.
@@ -174,9 +175,17 @@ def library_page() -> str:
         for name in penstock.__all__
         if name != "connect" and not is_error(getattr(penstock, name))
     ]
-    blocks = "\n\n".join(f"::: penstock.{name}" for name in ("connect", *names))
+    within = [f"{part.__module__}.{part.__name__}" for part in PARTS]
+    blocks = "\n\n".join(
+        [
+            *(f"::: penstock.{name}" for name in ("connect", *names)),
+            *(f"::: {name}" for name in within),
+        ]
+    )
     return (
-        f"# The library\n\nEvery name of `penstock`, except [its errors](errors.md).\n\n{blocks}\n"
+        "# The library\n\nEvery name of `penstock`, except [its errors](errors.md), and parts of "
+        "its results. [The public surface](public-surface.md) has the rules of their names.\n\n"
+        f"{blocks}\n"
     )
 
 

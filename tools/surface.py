@@ -19,7 +19,7 @@ from penstock import Queues
 from penstock.cli.parser import Parser, make_parser
 from penstock.errors import PenstockError
 from penstock.public import Settings
-from penstock.service import QueueCounts
+from penstock.service import HistoryEvent, QueueCounts
 from penstock.settings import ServerSettings
 from penstock.url import SCHEMES
 
@@ -37,7 +37,7 @@ NAMES: Final = {
     "penstock.carrot": ("CarrotClient", "CarrotMessage", "connect"),
 }
 # Results that are parts of other results.
-PARTS: Final = (Settings, QueueCounts)
+PARTS: Final = (Settings, QueueCounts, HistoryEvent)
 # What other parts of Penstock call, with commands of `service` or parts of a worker: not promised.
 NOT_PROMISED: Final = frozenset(
     {

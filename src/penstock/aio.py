@@ -5,7 +5,7 @@ await queues.push("orders", b"hello")
 """
 
 import asyncio
-from builtins import list as List  # noqa: N812
+from builtins import list as List  # noqa: N812 - in the classes, `list` is a method
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -5,7 +5,7 @@ test compares them). Bodies are bytes; text is encoded as UTF-8. Words and units
 `public`, which translates them for `service`.
 """
 
-from builtins import list as List  # noqa: N812
+from builtins import list as List  # noqa: N812 - in the classes, `list` is a method
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import sleep
 from typing import Any, Final, TypeVar, cast
