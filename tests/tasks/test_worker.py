@@ -315,7 +315,7 @@ def test_the_metrics_of_all_processes_are_served_for_prometheus(make_shop, file_
     until(lambda: 'penstock_worker_tasks{state="running"} 0.0' in page())
     code, _, err = shop.run("worker", "shop:app", "--metrics-port", str(port))
     assert code == 7
-    assert f"metrics: cannot listen on 127.0.0.1:{port}" in err
+    assert f"metrics_port: cannot listen on 127.0.0.1:{port}" in err
     module.app.close()
 
 
