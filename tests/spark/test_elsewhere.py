@@ -315,8 +315,7 @@ verdict = audit(lambda: spark, lake)
 at = "end"
 print("figures", verdict.events, verdict.judged_parts, flush=True)
 there = ["--master", master, "--lake", path, "--to", "orders", "--url", url]
-for _ in range(2):
-    cli.main(["pipeline", "replay", "--where", "message <= 30", *there])
+cli.main(["pipeline", "replay", "--where", "message <= 30", *there])
 """
 MESSAGES = 512
 BITS = 6
@@ -355,9 +354,8 @@ def test_a_run_on_a_cluster_completes_when_an_executor_and_a_worker_are_killed(
         finally:
             process.kill()
     assert process.returncode == 0
-    figures, first, second = [line for line in output.splitlines() if line[:4] in ("figu", "sent")]
-    assert first == "sent 30 messages to orders"
-    assert second == "sent 0 messages to orders; 30 were sent before under the name 'orders'"
+    figures, sent = [line for line in output.splitlines() if line[:4] in ("figu", "sent")]
+    assert sent == "sent 30 messages to orders"
     assert arrived(place) == list(range(1, 31))
 
     monkeypatch.setattr(queries, "PART_BITS", BITS)

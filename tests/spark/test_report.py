@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 import penstock
 from penstock import cli
 from penstock.clock import ManualClock
-from penstock.core.events import Claimed, Pushed, QueueCreated
+from penstock.core.events import AnyEvent, Claimed, Pushed, QueueCreated
 from penstock.service import QueueSettings
 from penstock.spark.audit import audit
 from penstock.spark.bronze import ingest
@@ -187,7 +187,7 @@ def test_an_empty_lake_has_an_empty_page(spark, browser, tmp_path):
 
 
 def test_a_page_is_current_only_while_its_lake_has_nothing_else(spark, tmp_path):
-    two_claims = [
+    two_claims: list[list[AnyEvent]] = [
         [QueueCreated(T, 1, "q", QueueSettings())],
         [Pushed(T, 1, 1, b""), Claimed(T, 1, 1, 1, T + 30_000)],
         [Claimed(T, 1, 1, 2, T + 30_000)],

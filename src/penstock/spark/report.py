@@ -15,6 +15,7 @@ import html
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -141,11 +142,13 @@ def _versions(lake: Lake, judged: int | None = None) -> str:
     return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
 
 
-def warm_up(spark: "SparkSession", lake: Lake) -> None:
+def warm_up(spark: "SparkSession", lake: Lake, ended: threading.Event) -> None:
     """Runs the queries of a report: Java compiles, and Spark keeps, what the next ones use."""
     with our_errors():
         tables = _Tables.of(spark, lake)
         for section in tables.sections().values():
+            if ended.is_set():
+                return
             section()
 
 

@@ -171,10 +171,11 @@ def keep_warm(
     lake: Lake,
     idle_s: float,
     conf: "Mapping[str, str]",
-    ready: "Callable[[WarmSession, SparkSession], None]",
+    ready: "Callable[[WarmSession, SparkSession, threading.Event], None]",
 ) -> str:
     """Keeps a session until it has been idle for so long, or a signal asks for its end; why it did.
 
+    `ready` is called when commands can use it, with an event that is set by such a signal.
     Raises WarmUnusable if one is kept already, or if there is no safe directory to say so.
     """
     files = _Files.of(lake)
@@ -200,7 +201,7 @@ def keep_warm(
             began_ms = time.time_ns() // 1_000_000
             kept = WarmSession(str(lake.path), port, token, os.getpid(), began_ms, idle_s)
             files.write(kept)
-            ready(kept, spark)
+            ready(kept, spark, requested)
             return _wait(files, lake, kept, spark, service, requested)
     finally:
         files.remove()

@@ -87,11 +87,11 @@ def _keep(session: Session, arguments: Namespace, lake: "Lake") -> int:
     from penstock.spark.report import warm_up
     from penstock.spark.warm import keep_warm
 
-    def ready(found: "WarmSession", spark: "SparkSession") -> None:
+    def ready(found: "WarmSession", spark: "SparkSession", ended: threading.Event) -> None:
         _print_session(session, arguments, found)
         # Commands can use the session meanwhile. A lake that lacks tables has nothing to compile.
         with suppress(PenstockError):
-            warm_up(spark, lake)
+            warm_up(spark, lake, ended)
 
     why = keep_warm(lake, arguments.idle, dict(arguments.conf), ready)
     print_text(f"{lake.path}: the session ended: {why}")
