@@ -154,16 +154,43 @@ def test_a_thousand_queues_are_shown_without_a_jump(page, console):
     assert page.texts("tbody th a") == names
 
 
+def test_nothing_moves_when_a_page_becomes_longer_than_the_window(page, console):
+    console.queues.create("orders")
+    page.visit(f"{console.url}/")
+    until(page, row("orders"))
+    places = (
+        "return ['.bar', '#theme', 'h1', 'table', '.totals'].map((each) => "
+        "document.querySelector(each).getBoundingClientRect()).map((each) => "
+        "[each.left, each.right])"
+    )
+    is_long = "document.documentElement.scrollHeight > innerHeight"
+    assert not page.run(f"return {is_long}")
+    *before, _ = page.run(places)
+    # The bar ends with the window: there is no empty strip beside it.
+    assert before[0] == [0, page.run("return innerWidth")]
+    for number in range(40):
+        console.queues.create(f"tenant-{number}")
+    until(page, is_long)
+    assert page.run("return document.documentElement.clientWidth < innerWidth")
+    *after, totals = page.run(places)
+    assert after == before
+    # What is at the edge is not below the scroll bar.
+    assert totals[1] <= page.run("return document.documentElement.clientWidth")
+
+
 def test_a_server_that_goes_away_is_told_and_followed_when_it_is_back(browser, console):
     console.queues.create("orders")
     browser.visit(f"{console.url}/")
     until(browser, row("orders"))
     console.stop()
     until(browser, "document.getElementById('link').textContent === 'No connection'")
+    # What is not known any more is not called well.
+    assert browser.texts(".verdict h1") == ["The server does not answer."]
     console.start()
     console.queues.push("orders", b"x")
     until(browser, "document.getElementById('link').textContent === 'Live'")
     until(browser, f"{row('orders')}.querySelector('.c-visible b').textContent === '1'")
+    assert browser.texts(".verdict h1") == ["Nothing is stuck."]
     browser.complaints()  # the browser itself notes each connection that failed
 
 
