@@ -77,6 +77,37 @@ def push_of(task, *args):
     return task.push_of(Envelope(task.name, task.prepare(*args).encoded()))
 
 
+@pytest.mark.parametrize("kind", [Pull, Extend])
+def test_a_fault_in_a_step_ends_the_worker_and_is_not_passed_over(app, kind):
+    """Without the step the process would stay, pull nothing or extend nothing, and say nothing."""
+    going_on = threading.Event()
+
+    @app.task
+    def work() -> None:
+        assert going_on.wait(TIMEOUT_S)
+
+    class Faulty(InterceptedService):
+        def __init__(self, service):
+            super().__init__(service)
+            self.finished = asyncio.Event()
+
+        async def before(self, command):
+            if isinstance(command, kind):
+                raise ZeroDivisionError("a fault in the program")
+            if items_of(command, kind):
+                going_on.set()
+                await self.finished.wait()
+                raise ZeroDivisionError("a fault in the program")
+
+        async def after(self, command, reply):
+            if items_of(command, Delete):
+                self.finished.set()
+            return reply
+
+    with pytest.raises(ZeroDivisionError, match="a fault in the program"):
+        work_on(app, Faulty, [push_of(work)])
+
+
 def test_lost_tasks_that_end_while_a_finish_fails_do_not_keep_the_worker_from_ending(app):
     gate = asyncio.Event()
     loops = set()

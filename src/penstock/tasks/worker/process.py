@@ -100,6 +100,8 @@ class WorkerProcess:
         self._has_room = asyncio.Event()
         self._has_emptied = asyncio.Event()
         self._stop_requested = asyncio.Event()
+        # Whether a step ended by a fault in this program.
+        self._is_faulty = False
         # Whether the last extension of all claims failed, or a part of it.
         self._extends_soon = False
         self._rate_per_s = 0.0
@@ -116,7 +118,10 @@ class WorkerProcess:
         self.status.is_draining = True
 
     async def run(self) -> None:
-        """Works until `stop` is called. Raises PenstockError if the store cannot be used."""
+        """Works until `stop` is called. Raises PenstockError if the store cannot be used.
+
+        A fault in this program is raised as it is.
+        """
         for queue in self._queues:
             await self._make_queue(queue)
         pulling = [self._repeat(self._pull_from(queue)) for queue in self._queues]
@@ -131,17 +136,29 @@ class WorkerProcess:
         ]
         first = [self._loop.create_task(each) for each in pulling]
         second = [self._loop.create_task(each) for each in finishing]
+        for each in (*first, *second):
+            each.add_done_callback(self._end_if_faulty)
         try:
             await self._stop_requested.wait()
             await _cancel(first)
             await self._release(self._remove_waiting())
-            while self._held:
+            while self._held and not self._is_faulty:
                 self._has_emptied.clear()
                 await self._has_emptied.wait()
         finally:
             await _cancel([*first, *second])
             self._threads.close()
             self._coroutines.close()
+
+    def _end_if_faulty(self, step: "asyncio.Task[None]") -> None:
+        """Ends `run` with what a step raised: without that step, this process would do nothing.
+
+        The supervisor starts another process, and the claims of this one run out.
+        """
+        if not step.cancelled() and step.exception() is not None:
+            self._is_faulty = True
+            self._stop_requested.set()
+            self._has_emptied.set()
 
     async def _make_queue(self, queue: str) -> None:
         """Makes a queue if it is missing, once the store answers."""
