@@ -4,7 +4,7 @@ from penstock.testing.sqs.checks import check, expect, require
 from penstock.testing.sqs.target import CheckedServer
 
 VISIBILITY = "visibility"
-RECEIPTS = "receipt handles"
+RECEIPTS = "receipts"
 HOURS = 3_600
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
 from penstock.testing.sqs.checks import CHECKS, Check, Failed
-from penstock.testing.sqs.target import PROTOCOLS, CheckedServer, Protocol
+from penstock.testing.sqs.target import NO_ANSWER, PROTOCOLS, CheckedServer, Protocol
 
 Status = Literal["passed", "failed", "not run"]
 
@@ -31,7 +31,7 @@ def run_check(check: Check, target: CheckedServer) -> None:
         found = error.response.get("Error", {})
         code, text = found.get("Code", ""), found.get("Message", "")
         raise Failed(f"{error.operation_name} was refused: {code}: {text}") from error
-    except (BotoCoreError, OSError) as error:
+    except NO_ANSWER as error:
         raise Failed(f"no answer that can be read: {error}") from error
     except (KeyError, IndexError, ValueError, TypeError) as error:
         # An answer without a field, or with one of another form.

@@ -18,10 +18,13 @@ from urllib.parse import urlencode, urlsplit
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from penstock.testing.sqs.checks import Failed, expect, require
 from penstock.testing.sqs.query import write_query_model
 
+# What botocore raises if there is no answer, or one that it cannot read.
+NO_ANSWER: Final = (BotoCoreError, ResponseParserError, OSError)
 Protocol = Literal["json", "query"]
 PROTOCOLS: Final[tuple[Protocol, ...]] = ("json", "query")
 # How much later than promised a server without a movable clock may be.
@@ -106,7 +109,7 @@ class CheckedServer:
         for url in self._made:
             try:
                 self.client.delete_queue(QueueUrl=url)
-            except (ClientError, BotoCoreError, OSError):
+            except (ClientError, *NO_ANSWER):
                 # A server that cannot even delete has failed its check before.
                 continue
         for client in self._clients:
