@@ -17,7 +17,7 @@ SEED    ?=
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check fix bench score docs package sim services env clean static
+.PHONY: help serve test check fix bench parity score docs package sim services env clean static
 
 help:
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ fix: env ## format the code and fix what the linter can fix
 
 bench: env ## run one benchmark and print its table (NAME=memory)
 	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+parity: env ## ask every SQS server that can be had for the rules of Amazon SQS, and write docs/reference/parity*.md (minutes; ARGS=--pages only writes)
+	@$(BIN)/python -m benchmarks.parity $(ARGS)
 
 score: env services ## run the tests of the scorecard and print it (ROWS="13 15" for some, FULL=1 for the large figures; MUTANTS=1 or MUTANTS="core journal" shows that rows find breakages)
 	$(BIN)/python -m $(if $(MUTANTS),tools.mutants $(filter-out 1,$(MUTANTS)),tools.score $(ROWS) $(if $(FULL),--full))

@@ -30,7 +30,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from penstock.cli.show import table
 
-PEERS = Path(__file__).parent / ".peers"
+# Outside of the tree, so that a clean checkout does not install them again.
+PEERS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock-peers"
 CALIBRATE_S = 0.05
 # Set in the environment of a quick run.
 _QUICK = "BENCHMARK_QUICK"
@@ -113,11 +114,22 @@ def peer_lack(name: str, requirements: Sequence[str], npm: bool = False) -> str:
     return ""
 
 
+def peer_version(name: str, package: str) -> str:
+    """The version of a package that was installed for a peer."""
+    module = PEERS / name / "node_modules" / package / "package.json"
+    if module.is_file():
+        return str(json.loads(module.read_text())["version"])
+    prefix = package.replace("-", "_")
+    (found,) = (PEERS / name).glob(f"{prefix}-*.dist-info")
+    return found.name.removeprefix(f"{prefix}-").removesuffix(".dist-info")
+
+
 def install_package(package: str, program: str) -> bool:
     """Installs a Debian package if its program is missing; returns False if that fails."""
     if shutil.which(program) is None:
         print(f"installing {package} for comparison", flush=True)
-        script = f". {PEERS.parent.parent}/tools/apt.sh && apt_install {package}"
+        root = Path(__file__).parent.parent
+        script = f". {root}/tools/apt.sh && apt_install {package}"
         subprocess.run(["bash", "-c", script], capture_output=True, check=False)
     return shutil.which(program) is not None
 

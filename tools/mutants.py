@@ -33,7 +33,7 @@ FOLDER: Final = ROOT / "tools" / "mutants"
 # What tests need of the tree, beside the package.
 _COPIED: Final = ("src", "tests", "tools", "benchmarks", "docs", "examples")
 _FILES: Final = ("pyproject.toml", "Makefile", "README.md", "CHANGELOG.md")
-_LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "node_modules", ".peers", "*.pyc")
+_LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "node_modules", "*.pyc")
 _FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+::\S+)", re.MULTILINE)
 
 

@@ -32,6 +32,7 @@ BY_A_TEST = {
     "check": "test_check_runs_what_ci_runs_before_the_tests",
     "fix": "test_fix_formats_and_corrects",
     "bench": "test_bench_prints_a_table",
+    "parity": "test_parity_writes_its_pages_again",
     "score": "test_score_prints_the_scorecard",
     "docs": "test_docs_builds_the_site",
     "package": "test_package_builds_archives_and_tries_the_wheel",
@@ -153,6 +154,13 @@ def test_bench_prints_a_table(copy):
 def test_score_prints_the_scorecard(copy):
     out = make(copy, "score", "ROWS=21", PENSTOCK_SERVICES=os.devnull)
     assert re.search(r"^21 +queue names +passed", out, re.MULTILINE)
+
+
+def test_parity_writes_its_pages_again(copy):
+    page = copy / "docs/reference/parity.md"
+    page.unlink()
+    make(copy, "parity", "ARGS=--pages")
+    assert page.read_bytes() == (ROOT / "docs/reference/parity.md").read_bytes()
 
 
 def test_docs_builds_the_site(copy):

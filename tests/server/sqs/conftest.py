@@ -8,8 +8,6 @@ test.
 
 import asyncio
 import functools
-import gzip
-import json
 import os
 import re
 import selectors
@@ -23,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import botocore
 import botocore.session
 import pytest
 import uvloop
@@ -36,6 +33,7 @@ from penstock.clock import ManualClock
 from penstock.journal import MemoryJournal
 from penstock.server.run import start
 from penstock.settings import ServerSettings
+from penstock.testing.sqs.query import write_query_model
 from tests.backends.redis.servers import RedisServer
 from tests.server.conftest import DaemonProcess, ServerInThread, end_daemon, without_event_lines
 
@@ -53,6 +51,7 @@ EVERY_STORE = frozenset(
         "test_fifo",
         "test_fifo_order",
         "test_messages",
+        "test_published",
         "test_query",
         "test_queues",
         "test_receipts",
@@ -221,70 +220,12 @@ def fifo(sqs, queue_name):
     return sqs.create_queue(QueueName=f"{queue_name}.fifo", Attributes=attributes)["QueueUrl"]
 
 
-MODEL = Path(botocore.__file__).parent / "data/sqs/2012-11-05/service-2.json.gz"
-QUERY_NAMES = {
-    "Attributes": "Attribute",
-    "MessageAttributes": "MessageAttribute",
-    "MessageSystemAttributes": "MessageSystemAttribute",
-    "tags": "Tag",
-    "Tags": "Tag",
-}
-QUERY_MEMBERS = {
-    "AttributeNameList": "AttributeName",
-    "MessageSystemAttributeList": "MessageSystemAttributeName",
-    "MessageAttributeNameList": "MessageAttributeName",
-    "TagKeyList": "TagKey",
-    "AWSAccountIdList": "AWSAccountId",
-    "ActionNameList": "ActionName",
-    "QueueUrlList": "QueueUrl",
-    "MessageList": "Message",
-    "BatchResultErrorEntryList": "BatchResultErrorEntry",
-    "ListMessageMoveTasksResultEntryList": "ListMessageMoveTasksResultEntry",
-}
-
-
-def sqs_model():
-    """The model of SQS that botocore has: the JSON protocol."""
-    with gzip.open(MODEL) as file:
-        return json.load(file)
-
-
-def query_model():
-    """The model of the older SDKs: the Query protocol, with flat lists and maps."""
-    model = sqs_model()
-    metadata = model["metadata"]
-    metadata.pop("awsQueryCompatible")
-    metadata.update(
-        protocol="query",
-        protocols=["query"],
-        xmlNamespace="http://queue.amazonaws.com/doc/2012-11-05/",
-    )
-    for name, operation in model["operations"].items():
-        operation["http"] = {"method": "POST", "requestUri": "/"}
-        if "output" in operation:
-            operation["output"]["resultWrapper"] = f"{name}Result"
-    for name, shape in model["shapes"].items():
-        for member, reference in shape.get("members", {}).items():
-            if member in QUERY_NAMES:
-                reference["locationName"] = QUERY_NAMES[member]
-        if shape["type"] == "map":
-            tags = name == "TagMap"
-            shape["key"]["locationName"] = "Key" if tags else "Name"
-            shape["value"]["locationName"] = "Value"
-        if shape["type"] == "list" and shape.get("flattened"):
-            shape["member"]["locationName"] = QUERY_MEMBERS.get(name) or shape["member"]["shape"]
-    return model
-
-
 @pytest.fixture(scope="session")
 def query_data(tmp_path_factory):
     """A directory where botocore finds the older model."""
-    path = tmp_path_factory.mktemp("data") / "sqs/2012-11-05"
-    path.mkdir(parents=True)
-    (path / "service-2.json").write_text(json.dumps(query_model()))
-    rules = MODEL.with_name("endpoint-rule-set-1.json.gz")
-    (path / "endpoint-rule-set-1.json").write_bytes(gzip.decompress(rules.read_bytes()))
-    return path.parent.parent
+    path = tmp_path_factory.mktemp("data")
+    write_query_model(path)
+    return path
 
 
 @functools.cache

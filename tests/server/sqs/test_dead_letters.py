@@ -82,18 +82,6 @@ def test_a_dead_letter_queue_of_another_owner_or_region_is_refused(local, either
     assert "RedrivePolicy" not in shown(either, url)
 
 
-def test_sources_of_dead_letters_are_listed_by_page(either):
-    dead = make(either, "dead")
-    policy = redrive(arn(either, dead))
-    urls = [make(either, f"s{number}", RedrivePolicy=policy) for number in range(3)]
-    page = either.list_dead_letter_source_queues(QueueUrl=dead, MaxResults=2)
-    assert page["queueUrls"] == urls[:2]
-    rest = either.list_dead_letter_source_queues(
-        QueueUrl=dead, MaxResults=2, NextToken=page["NextToken"]
-    )
-    assert rest["queueUrls"] == urls[2:]
-
-
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
@@ -129,38 +117,6 @@ def test_a_bad_redrive_policy_is_refused(either, policy, reason):
     assert refused(either.get_queue_url, QueueName="source")[0].endswith("NonExistentQueue")
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        "x",
-        "{}",
-        '{"redrivePermission": "some"}',
-        '{"redrivePermission": "byQueue"}',
-        '{"redrivePermission": "denyAll", "sourceQueueArns": ["x"]}',
-        '{"redrivePermission": "byQueue", "sourceQueueArns": ["x"]}',
-        json.dumps(
-            {
-                "redrivePermission": "byQueue",
-                "sourceQueueArns": [f"arn:aws:sqs:us-east-1:000000000000:q{n}" for n in range(11)],
-            }
-        ),
-    ],
-)
-def test_a_bad_redrive_allow_policy_is_refused(either, policy):
-    code, _ = refused(
-        either.create_queue, QueueName="dead", Attributes={"RedriveAllowPolicy": policy}
-    )
-    assert code == "InvalidParameterValue"
-
-
-def test_a_queue_named_in_the_allow_policy_may_send_its_dead_letters(either):
-    source_arn = "arn:aws:sqs:us-east-1:000000000000:source"
-    allow = {"redrivePermission": "byQueue", "sourceQueueArns": [source_arn]}
-    dead = make(either, "dead", RedriveAllowPolicy=json.dumps(allow))
-    source = make(either, "source", RedrivePolicy=redrive(arn(either, dead)))
-    assert either.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"] == [source]
-
-
 def tasks(client, source, count=1):
     return client.list_message_move_tasks(SourceArn=source, MaxResults=count).get("Results", [])
 
@@ -170,33 +126,6 @@ def wait_for(client, source, *statuses):
     return until(
         lambda: next((each for each in tasks(client, source) if each["Status"] in statuses), None)
     )
-
-
-def test_dead_letters_move_back_to_their_source_queue(local, either):
-    one, dead = make_pair(either)
-    two = make(either, "two", RedrivePolicy=redrive(arn(either, dead)))
-    dead_letter_all(local, either, one, "a", "b")
-    dead_letter_all(local, either, two, "c")
-    dead_arn = arn(either, dead)
-    assert either.start_message_move_task(SourceArn=dead_arn)["TaskHandle"]
-    task = wait_for(either, dead_arn, "COMPLETED")
-    assert task["ApproximateNumberOfMessagesMoved"] == 3
-    assert task["ApproximateNumberOfMessagesToMove"] == 3
-    assert task["SourceArn"] == dead_arn
-    assert "DestinationArn" not in task
-    assert "TaskHandle" not in task
-    assert bodies(either, one) == ["a", "b"]
-    assert bodies(either, two) == ["c"]
-
-
-def test_dead_letters_move_to_the_given_destination(local, either):
-    source, dead = make_pair(either)
-    other = make(either, "other")
-    dead_letter_all(local, either, source, "a", "b")
-    either.start_message_move_task(SourceArn=arn(either, dead), DestinationArn=arn(either, other))
-    task = wait_for(either, arn(either, dead), "COMPLETED")
-    assert task["DestinationArn"] == arn(either, other)
-    assert bodies(either, other) == ["a", "b"]
 
 
 def test_a_task_does_not_exceed_its_rate_and_can_be_cancelled(local, either):

@@ -1,51 +1,13 @@
 """FIFO queues and groups over both protocols."""
 
-import pytest
-
 from tests.server.sqs.asking import (
     bodies,
     entries,
-    make,
     make_fifo,
     push,
     receive,
     refused,
-    send,
-    shown,
 )
-
-
-def test_the_attributes_of_a_fifo_queue_include_fifo_queue(either):
-    url = make_fifo(either, ContentBasedDeduplication="true")
-    attributes = shown(either, url)
-    assert attributes["FifoQueue"] == "true"
-    assert attributes["ContentBasedDeduplication"] == "true"
-    assert attributes["DeduplicationScope"] == "queue"
-    assert attributes["FifoThroughputLimit"] == "perQueue"
-    change = {"DeduplicationScope": "messageGroup", "FifoThroughputLimit": "perMessageGroupId"}
-    either.set_queue_attributes(QueueUrl=url, Attributes=change)
-    assert {name: shown(either, url)[name] for name in change} == change
-    assert refused(
-        either.set_queue_attributes, QueueUrl=url, Attributes={"DeduplicationScope": "queue"}
-    )[0] == ("InvalidAttributeValue")
-
-
-def test_the_type_of_a_queue_cannot_be_changed(either):
-    fifo, standard = make_fifo(either), make(either)
-    change = either.set_queue_attributes
-    assert refused(change, QueueUrl=standard, Attributes={"FifoQueue": "true"}) == (
-        "InvalidAttributeName",
-        "Unknown Attribute FifoQueue.",
-    )
-    assert refused(change, QueueUrl=fifo, Attributes={"FifoQueue": "false"}) == (
-        "InvalidAttributeValue",
-        "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported.",
-    )
-    for name in ("DeduplicationScope", "FifoThroughputLimit"):
-        assert refused(change, QueueUrl=standard, Attributes={name: "queue"}) == (
-            "InvalidAttributeName",
-            f"You can specify the {name} only when FifoQueue is set to true.",
-        )
 
 
 def test_a_fifo_queue_needs_a_group_and_a_dedup_id_or_dedup_by_content(either):
@@ -85,19 +47,6 @@ def test_a_fifo_queue_needs_a_group_and_a_dedup_id_or_dedup_by_content(either):
     )
 
 
-@pytest.mark.parametrize("parameter", ["MessageGroupId", "MessageDeduplicationId"])
-def test_ids_are_of_plain_characters_and_not_too_long(either, parameter):
-    url = make_fifo(either)
-    given = {"MessageGroupId": "g", "MessageDeduplicationId": "d"}
-    send(either, url, **{**given, parameter: "!" * 128})
-    for bad in ("x" * 129, "ü", "a b", "\n"):
-        code, message = refused(
-            either.send_message, QueueUrl=url, MessageBody="x", **{**given, parameter: bad}
-        )
-        assert code == "InvalidParameterValue"
-        assert f"{parameter} can only include alphanumeric and punctuation characters" in message
-
-
 def test_a_group_is_received_in_order_and_blocked_while_a_message_is_in_flight(local, either):
     url = make_fifo(either, VisibilityTimeout="10")
     sent = [
@@ -125,27 +74,6 @@ def test_a_group_is_received_in_order_and_blocked_while_a_message_is_in_flight(l
     )
 
 
-def test_duplicates_within_five_minutes_are_accepted_and_not_delivered(local, either):
-    url = make_fifo(either)
-    first = push(either, url, "x", MessageDeduplicationId="d")
-    assert push(either, url, "y", MessageDeduplicationId="d")["MessageId"] == first["MessageId"]
-    (message,) = receive(either, url)
-    either.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
-    local.clock.advance(seconds=299)
-    push(either, url, "z", MessageDeduplicationId="d")
-    assert bodies(either, url) == []
-    local.clock.advance(seconds=1)
-    push(either, url, "later", MessageDeduplicationId="d")
-    assert bodies(either, url) == ["later"]
-
-
-def test_duplicates_are_recognised_by_content_and_by_group_if_configured(either):
-    url = make_fifo(either, ContentBasedDeduplication="true", DeduplicationScope="messageGroup")
-    for group in ("a", "a", "b"):
-        send(either, url, "same", MessageGroupId=group)
-    assert bodies(either, url) == ["same", "same"]
-
-
 def test_a_repeated_receive_gives_the_same_messages_and_receipts(local, either):
     url = make_fifo(either, VisibilityTimeout="30")
     push(either, url, "a")
@@ -162,49 +90,6 @@ def test_a_repeated_receive_gives_the_same_messages_and_receipts(local, either):
     assert refused(either.receive_message, QueueUrl=url, **attempt)[0] == "InvalidParameterValue"
     local.clock.advance(seconds=300)
     assert bodies(either, url, **attempt) == ["b"]
-
-
-def test_parameters_of_fifo_queues_are_refused_for_standard_queues(either):
-    url = make(either)
-    for call, more in [
-        (either.send_message, {"MessageBody": "x", "MessageDeduplicationId": "d"}),
-        (either.receive_message, {"ReceiveRequestAttemptId": "d"}),
-    ]:
-        code, message = refused(call, QueueUrl=url, **more)
-        assert code == "InvalidParameterValue"
-        assert "not valid for this queue type" in message
-
-
-def test_a_noisy_group_does_not_starve_the_others(either):
-    url = make(either)
-    for _ in range(10):
-        either.send_message_batch(QueueUrl=url, Entries=entries(10, MessageGroupId="noisy"))
-    for _ in range(4):
-        receive(either, url, MaxNumberOfMessages=10)
-    send(either, url, "quiet", MessageGroupId="quiet")
-    (message,) = receive(either, url, AttributeNames=["MessageGroupId"])
-    assert (message["Body"], message["Attributes"]) == ("quiet", {"MessageGroupId": "quiet"})
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"MessageBody": ""},
-        {"DelaySeconds": 3},
-        {"MessageBody": "x" * 1025},
-        {"MessageGroupId": "a b"},
-    ],
-)
-def test_a_bad_message_of_a_batch_is_refused_and_the_others_are_sent(either, entry):
-    url = make_fifo(either, ContentBasedDeduplication="true", MaximumMessageSize="1024")
-    first, second = entries(2, MessageGroupId="g")
-    batch = [{**first, "MessageBody": "first"}, {**second, "MessageBody": "second", **entry}]
-    answer = either.send_message_batch(QueueUrl=url, Entries=batch)
-    assert [each["Id"] for each in answer["Successful"]] == [first["Id"]]
-    assert [(each["Id"], each["SenderFault"]) for each in answer["Failed"]] == [
-        (second["Id"], True)
-    ]
-    assert bodies(either, url) == ["first"]
 
 
 def test_a_missing_group_is_refused_before_any_other_fault(either):

@@ -24,12 +24,6 @@ def delete(client, url, message):
     client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
 
 
-def test_a_receive_gets_all_messages_of_one_group_before_the_next(local, either):
-    url = make_fifo(either)
-    fill(local, either, url, "a1", "b1", "a2", "a3")
-    assert bodies(either, url) == ["a1", "a2", "a3", "b1"]
-
-
 def test_a_group_that_becomes_visible_again_is_received_after_the_others(local, either):
     url = make_fifo(either, VisibilityTimeout="20")
     fill(local, either, url, "a1", "a2", "a3", "a4", "b1", "c1")

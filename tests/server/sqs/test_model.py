@@ -8,13 +8,13 @@ import pytest
 from botocore.exceptions import ClientError
 
 from penstock.service import ConfigureQueue
+from penstock.testing.sqs.query import sqs_model as load_model
 from penstock.wire.sqs import model as sqs_model
 from penstock.wire.sqs.attributes import KNOWN
 from penstock.wire.sqs.errors import MODELLED
 from penstock.wire.sqs.model import ACTIONS, wire_name
 from tests.server.sqs.asking import arn, entries, make, make_pair, receive, send
 from tests.server.sqs.conftest import Local
-from tests.server.sqs.conftest import sqs_model as load_model
 
 MODEL = load_model()
 RESULTS = {

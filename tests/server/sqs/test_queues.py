@@ -6,7 +6,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from penstock.service import ListQueues
-from tests.server.sqs.asking import bodies, make, refused, send, shown
+from tests.server.sqs.asking import make, refused, send, shown
 from tests.server.sqs.conftest import Local
 
 
@@ -29,104 +29,6 @@ def test_a_new_queue_has_amazons_defaults(either):
     assert shown(either, url, "DelaySeconds", "Policy") == {"DelaySeconds": "0"}
 
 
-def test_a_queue_can_be_created_again_only_with_the_same_attributes(either):
-    url = make(either, DelaySeconds="1")
-    assert make(either, DelaySeconds="1") == url
-    assert make(either) == url
-    assert refused(either.create_queue, QueueName="q", Attributes={"DelaySeconds": "2"}) == (
-        "QueueAlreadyExists",
-        (
-            "A queue already exists with the same name and a different value for attribute "
-            "DelaySeconds"
-        ),
-    )
-
-
-def test_attributes_can_be_changed_and_read(local, either):
-    url = make(either)
-    local.clock.advance(seconds=5)
-    changes = {
-        "VisibilityTimeout": "69",
-        "DelaySeconds": "420",
-        "MaximumMessageSize": "2048",
-        "MessageRetentionPeriod": "604800",
-        "ReceiveMessageWaitTimeSeconds": "20",
-        "Policy": '{"Version": "2012-10-17", "Statement": []}',
-        "RedriveAllowPolicy": '{"redrivePermission": "denyAll"}',
-    }
-    either.set_queue_attributes(QueueUrl=url, Attributes=changes)
-    after = shown(either, url)
-    assert {name: after[name] for name in changes} == changes
-    assert after["LastModifiedTimestamp"] == "1700000005"
-    either.set_queue_attributes(QueueUrl=url, Attributes={"Policy": "", "RedriveAllowPolicy": ""})
-    after = shown(either, url)
-    assert "Policy" not in after
-    assert "RedriveAllowPolicy" not in after
-
-
-LIMITS = [
-    ("VisibilityTimeout", 0, 43_200),
-    ("DelaySeconds", 0, 900),
-    ("ReceiveMessageWaitTimeSeconds", 0, 20),
-    ("MessageRetentionPeriod", 60, 1_209_600),
-    ("MaximumMessageSize", 1_024, 1_048_576),
-    ("KmsDataKeyReusePeriodSeconds", 60, 86_400),
-]
-
-
-@pytest.mark.parametrize(("name", "low", "high"), LIMITS)
-def test_an_attribute_accepts_its_limits_and_nothing_beyond(either, name, low, high):
-    url = make(either, KmsMasterKeyId="alias/aws/sqs")
-    for value in (low, high):
-        either.set_queue_attributes(QueueUrl=url, Attributes={name: str(value)})
-        assert shown(either, url, name) == {name: str(value)}
-    for value in (str(low - 1), str(high + 1), "", "x", "1.5", "9" * 40):
-        code, message = refused(either.set_queue_attributes, QueueUrl=url, Attributes={name: value})
-        assert code == "InvalidAttributeValue"
-        assert message == f"Invalid value for the parameter {name}."
-    assert shown(either, url, name) == {name: str(high)}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["QueueArn", "CreatedTimestamp", "ApproximateNumberOfMessages", "NoSuchThing"],
-)
-def test_setting_an_attribute_that_cannot_be_set_is_refused(either, name):
-    url = make(either)
-    expected = ("InvalidAttributeName", f"Unknown Attribute {name}.")
-    call = either.set_queue_attributes
-    assert refused(call, QueueUrl=url, Attributes={name: "1"}) == expected
-    assert refused(either.create_queue, QueueName="n", Attributes={name: "1"}) == expected
-
-
-def test_unknown_attributes_cannot_be_read(either):
-    url = make(either)
-    assert refused(either.get_queue_attributes, QueueUrl=url, AttributeNames=["Colour"]) == (
-        "InvalidAttributeName",
-        "Unknown Attribute Colour.",
-    )
-
-
-@pytest.mark.parametrize(
-    "name", ["a" * 81, "a b", "ü", "../x", "a.b", "x.fifo", "%2e%2e", "nul\x00", "@x", "a/b"]
-)
-def test_a_queue_name_that_is_too_long_or_has_other_characters_is_refused(either, name):
-    assert refused(either.create_queue, QueueName=name) == (
-        "InvalidParameterValue",
-        "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
-    )
-
-
-def test_names_of_the_greatest_length_are_accepted(either):
-    assert make(either, "a" * 80).endswith("/" + "a" * 80)
-    assert make(either, "a" * 75 + ".fifo", FifoQueue="true").endswith(".fifo")
-    fifo = {"FifoQueue": "true"}
-    for name in ("a" * 76 + ".fifo", "a", ".fifo"):
-        code, message = refused(either.create_queue, QueueName=name, Attributes=fifo)
-        assert code == "InvalidParameterValue"
-        assert "must end with .fifo suffix" in message
-
-
 def test_queues_are_listed_by_prefix_and_by_page(either):
     names = [f"list-{number:02}" for number in range(7)]
     for name in ["other", *names]:
@@ -147,51 +49,6 @@ def test_queues_are_listed_by_prefix_and_by_page(either):
     for limit in (0, 1_001):
         assert refused(either.list_queues, MaxResults=limit)[0] == "InvalidParameterValue"
     assert refused(either.list_queues, NextToken="ü?", MaxResults=1)[0] == "InvalidParameterValue"
-
-
-def test_a_deleted_queue_does_not_exist_and_its_name_is_blocked_for_a_minute(local, either):
-    url = make(either)
-    send(either, url)
-    either.delete_queue(QueueUrl=url)
-    assert refused(either.send_message, QueueUrl=url, MessageBody="x")[0] == (
-        "AWS.SimpleQueueService.NonExistentQueue"
-    )
-    local.clock.advance(seconds=59)
-    assert refused(either.create_queue, QueueName="q") == (
-        "AWS.SimpleQueueService.QueueDeletedRecently",
-        (
-            "You must wait 60 seconds after deleting a queue before you can create another with "
-            "the same name."
-        ),
-    )
-    local.clock.advance(seconds=1)
-    assert make(either) == url
-    assert bodies(either, url) == []
-
-
-def test_a_purge_empties_a_queue_once_a_minute(local, either):
-    url = make(either)
-    send(either, url)
-    send(either, url, DelaySeconds=9)
-    either.purge_queue(QueueUrl=url)
-    assert shown(either, url, "ApproximateNumberOfMessages")["ApproximateNumberOfMessages"] == "0"
-    local.clock.advance(seconds=59)
-    assert refused(either.purge_queue, QueueUrl=url) == (
-        "AWS.SimpleQueueService.PurgeQueueInProgress",
-        "Only one PurgeQueue operation on q is allowed every 60 seconds.",
-    )
-    local.clock.advance(seconds=1)
-    either.purge_queue(QueueUrl=url)
-    assert bodies(either, url) == []
-
-
-def test_the_url_of_a_queue_is_found_by_name_and_owner(either):
-    url = make(either)
-    assert either.get_queue_url(QueueName="q")["QueueUrl"] == url
-    owned = either.get_queue_url(QueueName="q", QueueOwnerAWSAccountId="000000000000")
-    assert owned["QueueUrl"] == url
-    code, _ = refused(either.get_queue_url, QueueName="q", QueueOwnerAWSAccountId="111122223333")
-    assert code == "AWS.SimpleQueueService.NonExistentQueue"
 
 
 def test_a_queue_of_another_region_is_not_found_by_its_internal_name(local, either):
@@ -295,23 +152,6 @@ def test_an_address_without_a_queue_is_refused(either, address, code):
     assert refused(either.purge_queue, QueueUrl=address)[0] == code
 
 
-def test_tags_are_kept_changed_and_removed(either):
-    url = make(either, tags={"tag1": "value1"})
-    either.tag_queue(QueueUrl=url, Tags={"tag2": "value2", "tag3": ""})
-    tags = either.list_queue_tags(QueueUrl=url)["Tags"]
-    assert tags == {"tag1": "value1", "tag2": "value2", "tag3": ""}
-    either.untag_queue(QueueUrl=url, TagKeys=["tag1", "tag3", "none"])
-    assert either.list_queue_tags(QueueUrl=url)["Tags"] == {"tag2": "value2"}
-    either.untag_queue(QueueUrl=url, TagKeys=["tag2"])
-    assert "Tags" not in either.list_queue_tags(QueueUrl=url)
-    assert refused(either.tag_queue, QueueUrl=url, Tags={f"t{n}": "x" for n in range(51)}) == (
-        "InvalidParameterValue",
-        "Too many tags added for queue q.",
-    )
-    for tags in ({"k" * 129: "v"}, {"k": "v" * 257}):
-        assert refused(either.tag_queue, QueueUrl=url, Tags=tags)[0] == "InvalidParameterValue"
-
-
 def test_permissions_become_a_policy(either):
     url = make(either)
     either.add_permission(
@@ -355,18 +195,6 @@ def test_permissions_become_a_policy(either):
         "InvalidParameterValue",
         "Value cross for parameter Label is invalid. Reason: can't find label.",
     )
-
-
-@pytest.mark.parametrize(
-    "policy", ["x", "7", "[]", '{"Statement": 7}', '{"Statement": [7]}', '{"Statement": null}']
-)
-def test_a_value_that_is_not_a_policy_is_refused(either, policy):
-    url = make(either)
-    assert refused(either.set_queue_attributes, QueueUrl=url, Attributes={"Policy": policy}) == (
-        "InvalidAttributeValue",
-        "Invalid value for the parameter Policy.",
-    )
-    assert "Policy" not in shown(either, url)
 
 
 def test_a_policy_of_one_statement_needs_no_list(either):

@@ -7,7 +7,7 @@ import pytest
 from penstock.backends.loop import result_of
 from penstock.server.sqs.receipts import STRICT_RECEIPTS
 from penstock.service import ConfigureQueue, DescribeQueue
-from tests.server.sqs.asking import make, make_fifo, push, receive, refused, send, shown
+from tests.server.sqs.asking import make, receive, refused, send, shown
 from tests.server.sqs.conftest import Local
 
 HOURS = 3_600
@@ -32,26 +32,6 @@ def annotate(server, name, annotation, value):
 
 def count(client, url):
     return int(shown(client, url, "ApproximateNumberOfMessages")["ApproximateNumberOfMessages"])
-
-
-def test_a_standard_queue_accepts_a_late_delete(local, either):
-    url = make(either)
-    send(either, url)
-    receipt = late_receipt(local, either, url)
-    assert count(either, url) == 1
-    either.delete_message(QueueUrl=url, ReceiptHandle=receipt)
-    assert count(either, url) == 0
-
-
-def test_a_batch_of_deletes_accepts_late_receipts(local, either):
-    url = make(either)
-    send(either, url)
-    receipt = late_receipt(local, either, url)
-    result = either.delete_message_batch(
-        QueueUrl=url, Entries=[{"Id": "1", "ReceiptHandle": receipt}]
-    )
-    assert [each["Id"] for each in result["Successful"]] == ["1"]
-    assert count(either, url) == 0
 
 
 def test_a_late_receipt_can_hide_a_message_of_a_standard_queue_again(local, either):
@@ -134,37 +114,6 @@ def test_a_strict_queue_refuses_late_receipts_and_nothing_else(strict, protocol)
     client.change_message_visibility(**held, VisibilityTimeout=60)
     client.delete_message(**held)
     assert count(client, url) == 0
-
-
-def test_a_fifo_queue_refuses_a_late_receipt(local, either):
-    url = make_fifo(either)
-    push(either, url, "one")
-    receipt = late_receipt(local, either, url)
-    assert refused(either.delete_message, QueueUrl=url, ReceiptHandle=receipt) == (
-        "InvalidParameterValue",
-        (
-            f"Value {receipt} for parameter ReceiptHandle is invalid. "
-            "Reason: The receipt handle has expired."
-        ),
-    )
-    held = {"QueueUrl": url, "ReceiptHandle": receipt}
-    assert refused(either.change_message_visibility, **held, VisibilityTimeout=5) == (
-        "AWS.SimpleQueueService.MessageNotInflight",
-        "The message referred to isn't in flight.",
-    )
-    assert count(either, url) == 1
-
-
-def test_a_fifo_queue_accepts_a_delete_within_the_extended_visibility_timeout(local, either):
-    url = make_fifo(either)
-    push(either, url, "one")
-    (message,) = receive(either, url, VisibilityTimeout=1)
-    held = {"QueueUrl": url, "ReceiptHandle": message["ReceiptHandle"]}
-    either.change_message_visibility(**held, VisibilityTimeout=5)
-    local.clock.advance(seconds=2)
-    either.delete_message(**held)
-    local.clock.advance(seconds=10)
-    assert receive(either, url) == []
 
 
 @pytest.mark.parametrize("receives", [1, 3])
