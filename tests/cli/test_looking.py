@@ -13,6 +13,7 @@ from penstock.backends.remote.starting import daemon_status
 from penstock.cli.histories import read_history
 from penstock.client import Queues
 from penstock.errors import Overloaded
+from penstock.journal.file_journal import FileJournal
 
 LOOKS = ("list", "stats", "stats orders", "peek orders", "configure orders", "history ID", "why ID")
 CHANGES = (
@@ -142,6 +143,7 @@ def test_why_waits_while_the_store_reads_what_was_before_its_opening(store):
     with closing(penstock.connect(f"file:{store}?embedded=1")) as queues:
         ids = [queues.push("orders", b"x" * 900_000).id for _ in range(4)]
     engine = open_engine(store, background=False)
+    assert isinstance(engine.journal, FileJournal)
     engine.journal.unindexed_s_max = 0
     with Queues(BlockingEngine(engine)) as queues:
         with pytest.raises(Overloaded, match="ask again"):

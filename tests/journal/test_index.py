@@ -144,14 +144,13 @@ def test_a_history_before_the_index_is_complete_ends_soon_and_goes_on_when_asked
     journal.close()
     journal = open_journal(tmp_path)
     journal.unindexed_s_max = 0
-    parts = []
-    while True:
+    parts: list[int] = []
+    told = None
+    while told is None:
         try:
             told = found(journal, 300)
         except Overloaded as error:
-            parts.append(int(re.search(r"is being read, (\d+)% so far", str(error))[1]))
-        else:
-            break
+            parts += map(int, re.findall(r"is being read, (\d+)% so far", str(error)))
     # Each question reads another part, and none is read twice.
     assert len(parts) >= 4
     assert parts == sorted(set(parts))

@@ -85,7 +85,8 @@ class QueueScreen(TopScreen):
             f"claims last {settings['visibility_ms'] / 1_000:g} s · "
             + ("FIFO · " if settings["fifo"] else "")
             + (
-                f"after {settings['max_receives']} deliveries to {settings['dead_letter']}"
+                f"after {counted(settings['max_receives'], 'delivery', 'deliveries')} "
+                f"to {settings['dead_letter']}"
                 if settings["dead_letter"]
                 else "no dead-letter queue"
             ),
