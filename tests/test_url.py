@@ -1,10 +1,12 @@
 """URLs of backends: what is refused, and that no error shows a password."""
 
+import asyncio
+
 import pytest
 
 import penstock
 from penstock.errors import InvalidField
-from penstock.url import read_url, without_password
+from penstock.url import read_url, why_not_connected, without_password
 
 
 @pytest.mark.parametrize(
@@ -94,3 +96,11 @@ def test_an_option_of_a_url_is_honoured_or_refused_and_never_ignored(url, compla
 def test_a_number_sign_in_a_path_is_a_part_of_it():
     url = read_url("file:a#b?embedded=1")
     assert (url.path, url.options) == ("a#b", {"embedded": "1"})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_an_address_where_nothing_listens_is_named_by_its_reason_and_not_by_itself(host):
+    """A name with several addresses fails with one text for all of them."""
+    with pytest.raises(OSError) as failed:  # noqa: PT011
+        asyncio.run(asyncio.open_connection(host, 1))
+    assert why_not_connected(failed.value) == "Connection refused"

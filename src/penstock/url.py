@@ -8,6 +8,7 @@ two functions, each of a `BackendUrl` and a clock:
     async open_async_service(url, clock) -> AsyncQueueService
 """
 
+import os
 import re
 from importlib import import_module
 from typing import Any, Final, NamedTuple
@@ -232,3 +233,13 @@ def load_backend(url: BackendUrl) -> Any:
             f"url: {url.scheme}: needs the package {missing!r}; "
             f"install it with pip install 'PATH-OF-THE-CLONE[{scheme.extra}]'"
         ) from None
+
+
+def why_not_connected(error: OSError) -> str:
+    """Why a socket was not connected; asyncio's text has the address instead of the reason."""
+    text = error.args[-1] if error.args and isinstance(error.args[-1], str) else str(error)
+    if "Connect call failed" not in text:
+        return text
+    # A host with several addresses: "Multiple exceptions: [Errno 111] Connect call failed …".
+    number = error.errno or next(map(int, re.findall(r"\[Errno (\d+)\]", text)), 0)
+    return os.strerror(number) if number else text

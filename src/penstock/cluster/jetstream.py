@@ -52,6 +52,7 @@ from penstock.cluster.log import (
 )
 from penstock.errors import BackendLost, StoreUnusable
 from penstock.steps import await_steps
+from penstock.url import why_not_connected
 
 T = TypeVar("T")
 _WRONG_LAST: Final = 10071
@@ -175,7 +176,8 @@ async def open_client(address: ClusterAddress, name: str) -> Client:
         connecting.result()
     except (TimeoutError, OSError, nats.errors.Error) as error:
         shown = last[0] if last else error
-        cause = " ".join(str(shown).split()) or type(shown).__name__
+        text = why_not_connected(shown) if isinstance(shown, OSError) else str(shown)
+        cause = " ".join(text.split()) or type(shown).__name__
         raise BackendLost(f"{address.shown}: cannot be reached: {cause}") from error
     finally:
         for each in both:

@@ -323,8 +323,8 @@ class ShardState:
             queue.order.come_back(delivery)
         if kept and not events:
             raise InvalidField(
-                f"to: the {len(kept)} messages in {queue.name!r} were not dead-lettered from a "
-                "queue that still exists; name the queue to move them to"
+                f"to: none of the messages in {queue.name!r} ({len(kept)}) was dead-lettered from "
+                "a queue that still exists; name the queue to move them to"
             )
         return events
 

@@ -112,11 +112,14 @@ def test_a_client_that_stops_sending_within_its_request_reads_why_it_is_refused(
         assert read_all_or_reset(link) == b""
 
 
-def test_reads_that_wait_on_two_connections_are_served_in_turns(broker):
+@pytest.mark.parametrize("count", [1, 10])
+def test_reads_that_wait_on_two_connections_are_served_in_turns(broker, count):
     with broker.link() as greedy, broker.link() as modest:
-        greedy.sendall(b"".join(get(number, wait_ms=20_000) for number in range(1, 201)))
+        greedy.sendall(
+            b"".join(get(number, limit=count, wait_ms=20_000) for number in range(1, 201))
+        )
         until(lambda: broker.stats("orders").waiting_pulls == 200)
-        modest.sendall(get(1, wait_ms=20_000) + get(2, wait_ms=20_000))
+        modest.sendall(get(1, limit=count, wait_ms=20_000) + get(2, limit=count, wait_ms=20_000))
         until(lambda: broker.stats("orders").waiting_pulls == 202)
         for number in range(4):
             broker.submit(Push("orders", b"%d" % number))

@@ -12,8 +12,6 @@ retried in the background. Every exception of the AMQP client becomes a Penstock
 
 import asyncio
 import logging
-import os
-import re
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -25,6 +23,7 @@ from pamqp.commands import Basic
 
 from penstock.backends.rabbitmq.target import RabbitTarget
 from penstock.errors import BackendLost, EngineClosed, Overloaded, PenstockError, RequestError
+from penstock.url import why_not_connected
 
 T = TypeVar("T")
 # The client library logs errors that it also raises; without a handler they would go to stderr.
@@ -322,7 +321,7 @@ class Link:
         if isinstance(error, faults.AMQPError) and not isinstance(error, OSError):
             return BackendLost(f"{target.shown}: the server there does not speak AMQP 0-9-1")
         if isinstance(error, OSError):
-            text = _why(error)
+            text = why_not_connected(error)
         return BackendLost(f"{target.shown}: cannot connect: {text}")
 
     def _closed(self, session: AmqpSession, closing: "asyncio.Future[Any]") -> None:
@@ -342,16 +341,6 @@ class Link:
             await asyncio.wait({self._opening}, timeout=CLOSE_S)
         if self._session is not None:
             await self._session.close()
-
-
-def _why(error: OSError) -> str:
-    """Why a socket was not connected; asyncio's text has the address instead of the reason."""
-    text = error.args[-1] if error.args and isinstance(error.args[-1], str) else str(error)
-    if "Connect call failed" not in text:
-        return text
-    # A host with several addresses: "Multiple exceptions: [Errno 111] Connect call failed …".
-    number = error.errno or next(map(int, re.findall(r"\[Errno (\d+)\]", text)), 0)
-    return os.strerror(number) if number else text
 
 
 def _ignore(_: PenstockError) -> None:

@@ -95,8 +95,8 @@ class RedisMoves:
         moved, kept = reply[3], reply[4]
         if kept and not moved:
             raise InvalidField(
-                f"to: the {kept} messages in {queue.name!r} were not dead-lettered from a queue "
-                "that still exists; name the queue to move them to"
+                f"to: none of the messages in {queue.name!r} ({kept}) was dead-lettered from a "
+                "queue that still exists; name the queue to move them to"
             )
         return int(moved)
 

@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.errors import BackendLost, InvalidField, ProtocolError, RequestError, UnavailableError
 from penstock.server.console.visitor import CSRF_HEADER
+from penstock.url import why_not_connected
 
 _PORTS: Final = {"http": 80, "https": 443}
 _LINE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -99,7 +100,7 @@ class ServerStatus:
                 self._host, self._port, ssl=self._tls, limit=_LINE_BYTES_MAX
             )
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = why_not_connected(error)
             raise BackendLost(f"{self.shown}: cannot be reached: {reason}") from None
         try:
             lines = [
