@@ -9,7 +9,9 @@ All contestants use one redis-server, redis-py and hiredis, and send batches of 
 - three commands a step: the method of dyno-queues and Milau in one pipeline: a sorted set, a hash
   and an un-ack set, without a script, and so without epochs, groups, dedup or atomic steps.
 
-The cost of an operation is measured with 1,000 and with 1,000,000 messages queued.
+The cost of an operation is measured with 1,000 and with 1,000,000 messages queued. At last, single
+pushes of one thread show what each of the blocking service's two shorter ways buys: its own socket
+beside the portal, and the plain function for a plain push beside the coroutine for every push.
 """
 
 import asyncio
@@ -41,7 +43,11 @@ from benchmarks.harness import (
     ratio,
     run_benchmark,
 )
-from penstock.service import Batch, Delete, Pull, PushMany
+from penstock.backends.portal import Portal
+from penstock.backends.redis.service import open_async_service, open_service
+from penstock.client import Queues
+from penstock.service import Batch, Delete, Pull, PushMany, QueueService
+from penstock.url import read_url
 
 BODY = b"x" * 256
 BATCH = 100
@@ -52,6 +58,9 @@ RAW = "return ARGV[1]"
 OURS, LIMIT, STEPS = "penstock", "raw limit", "three commands a step"
 CONTESTANTS = (OURS, LIMIT, STEPS)
 STEPS_NAMES = ("push", "pull + delete")
+PORTAL, COROUTINE, PLAIN = "portal", "own socket, coroutine", "own socket, plain function"
+# A way that buys less than this is removed.
+OWN_SOCKET_MIN, PLAIN_MIN = 2.0, 1.2
 
 
 @contextmanager
@@ -221,6 +230,7 @@ def main() -> None:
         try:
             rates = _race(url, children)
             flat = _flatness(url, children[OURS])
+            ways = _blocking_ways(url)
         finally:
             for child in children.values():
                 child.close()
@@ -240,6 +250,10 @@ def main() -> None:
         for step in STEPS_NAMES
     ]
     targets.append(Target("cost behind the long backlog, × the short one", flat, 1.3, False))
+    own_socket = ratio(ways[PORTAL], ways[COROUTINE])
+    plain = ratio(ways[COROUTINE], ways[PLAIN])
+    targets.append(Target("a blocking push, own socket × portal", own_socket, OWN_SOCKET_MIN))
+    targets.append(Target("a blocking push, plain function × coroutine", plain, PLAIN_MIN))
     figures = {step: {n: round(median(r)) for n, r in rates[step].items()} for step in STEPS_NAMES}
     finish("redis", targets, {"messages_per_s": figures})
 
@@ -283,6 +297,36 @@ def _flatness(url: str, child: Child) -> float:
     rows = [(f"{length:,}", f"{median(took[str(length)]) / count * 1e6:.1f}") for length in lengths]
     print_table("a push, a pull and a delete", ("queued", "µs a message"), rows)
     return ratio(long, short)
+
+
+def _blocking_ways(url: str) -> dict[str, list[float]]:
+    """The times of single pushes by one thread, for each way to make them."""
+    count = 100 if is_quick() else 2_000
+    target = read_url(url)
+
+    def portal() -> QueueService:
+        return Portal(lambda: open_async_service(target))
+
+    def coroutine() -> QueueService:
+        service: Any = open_service(target)
+        service._push_plain = lambda command: None
+        return service  # type: ignore[no-any-return]
+
+    def turn(make: Callable[[], QueueService]) -> float:
+        with Queues(make()) as queues:
+            queues.create("ways")
+            queues.purge("ways")
+            queues.push("ways", BODY)
+            began_s = time.perf_counter()
+            for _ in range(count):
+                queues.push("ways", BODY)
+            return time.perf_counter() - began_s
+
+    ways = {PORTAL: portal, COROUTINE: coroutine, PLAIN: lambda: open_service(target)}
+    took = interleave(ROUNDS, {name: lambda make=make: turn(make) for name, make in ways.items()})  # type: ignore[misc]
+    rows = [(name, f"{count / median(took[name]):,.0f}") for name in ways]
+    print_table("single pushes of one thread", ("way", "messages/s"), rows)
+    return took
 
 
 if __name__ == "__main__":

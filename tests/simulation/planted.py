@@ -26,11 +26,11 @@ from penstock.cluster.membership import NodeInfo, set_register
 from penstock.cluster.other_shards import deliver_departures
 from penstock.cluster.ownership import OwnerChoice
 from penstock.cluster.replica import ShardReplica
-from penstock.cluster.router import Router, _pushed_back
-from penstock.cluster.snapshots import _list_snapshot, _put_chunks, keep_snapshot
+from penstock.cluster.router import Router, pushed_back
+from penstock.cluster.snapshots import keep_snapshot, list_snapshot, put_chunks
 from penstock.cluster.spread_queues import SpreadQueues
 from penstock.cluster.spread_rules import SpreadGuard
-from penstock.cluster.takeover import Ownership, _swap_ownership, append_extent, read_ownership
+from penstock.cluster.takeover import Ownership, append_extent, read_ownership, swap_ownership
 from penstock.core.events import Claimed
 from penstock.errors import Fenced, StaleReceipt
 from penstock.journal.snapshot import pack_dedups, snapshot_paths
@@ -161,7 +161,7 @@ class RefusalMeansTheNextSlot(SimulatedNode):
 def open_term(replica, node, claim_id, revision):
     """The first part of a takeover: the term, and the slot that opens it."""
     value = msgspec.json.encode(Ownership(node, claim_id))
-    term = yield from _swap_ownership(replica.shard, value, revision)
+    term = yield from swap_ownership(replica.shard, value, revision)
     opening = pack_extent(Extent(replica.shard, term, 0, 0, node.encode(), opens_term=True))
     bounds = yield from until_answered(Bounds(replica.shard))
     slot = yield from append_extent(replica.shard, term, bounds.last, opening)
@@ -186,7 +186,7 @@ class TakesOverWithoutOpeningATerm(SimulatedNode):
 
     def take_over(self, replica, claim_id, revision, seen_slot):
         value = msgspec.json.encode(Ownership(self.name, claim_id))
-        term = yield from _swap_ownership(replica.shard, value, revision)
+        term = yield from swap_ownership(replica.shard, value, revision)
         bounds = yield from until_answered(Bounds(replica.shard))
         yield from replica.catch_up(bounds.last)
         chain = replica._chain
@@ -323,8 +323,8 @@ class ListsSnapshotsOfWhatIsNotKept(SimulatedNode):
         for _ in part.upkeep.pass_steps():
             yield Pause(0)
         path = snapshot_paths(part.directory)[0]
-        kept = yield from _put_chunks(journal.shard, name, path)
-        return (yield from _list_snapshot(journal, kept)) is not None
+        kept = yield from put_chunks(journal.shard, name, path)
+        return (yield from list_snapshot(journal, kept)) is not None
 
 
 class ReplicaIgnoringGaps(ShardReplica):
@@ -444,7 +444,7 @@ class RouterDeletingFirst(Router):
             if to is not None:
                 with suppress(StaleReceipt):
                     await self._by_receipt(Delete(command.queue, claim.receipt))
-                    await self._push(_pushed_back(claim, to, local_id))
+                    await self._push(pushed_back(claim, to, local_id))
         return len(claims)
 
 

@@ -8,10 +8,10 @@ does I/O or reads a clock: `shard_client` applies these rules on an event loop, 
 
 from typing import Any, Final, Generic, TypeVar, cast
 
-from penstock.backends.remote.retry import is_repeatable, outcome_of_repeat
+from penstock.backends.remote.retry import is_repeatable, reply_of, unknown_outcome
 from penstock.cluster.spread_rules import NotPlaced, SpreadChanged
-from penstock.errors import BackendLost, StaleReceipt, StoreFull
-from penstock.service import Batch, Command, Pull, Push, PushMany
+from penstock.errors import BackendLost, StoreFull
+from penstock.service import Command, Pull
 from penstock.wire import shard_protocol as protocol
 
 R = TypeVar("R")
@@ -71,12 +71,7 @@ class Attempts(Generic[R]):
 
         A receipt may be stale because an earlier attempt was carried out: that is a success.
         """
-        if not isinstance(reply, StaleReceipt):
-            settled = outcome_of_repeat(self._command, reply) if self._may_be_done else reply
-            return cast(R, settled)
-        if self._may_be_done and outcome_of_repeat(self._command, reply) is None:
-            return cast(R, None)
-        raise reply
+        return cast(R, reply_of(self._command, reply, self._may_be_done))
 
     def refusal(self, full: StoreFull) -> StoreFull | BackendLost:
         """The error for the caller if the shard has no room: an earlier attempt may be kept."""
@@ -93,12 +88,7 @@ class Attempts(Generic[R]):
         if isinstance(failure, MayBeDone):
             self._may_be_done = True
             if not is_repeatable(self._command):
-                kind = type(self._command)
-                hint = "; give a push a dedup_id and it is sent again safely"
-                raise BackendLost(
-                    f"shard {self._shard}: {failure}; whether this {kind.__name__} was done is "
-                    f"unknown{hint if kind in (Push, Batch, PushMany) else ''}"
-                ) from None
+                raise unknown_outcome(f"shard {self._shard}", self._command, failure) from None
         if now_s > self._give_up_s:
             tried_s = now_s - self._began_s
             message = f"shard {self._shard}: {failure}; gave up after {tried_s:.0f} s"

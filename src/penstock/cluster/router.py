@@ -501,7 +501,7 @@ class Router:
                     if to is None or to == command.queue:
                         continue
                     try:
-                        await self._push(_pushed_back(claim, to, local_id))
+                        await self._push(pushed_back(claim, to, local_id))
                     except QueueNotFound:
                         if to == command.to and not carried:
                             raise
@@ -568,7 +568,7 @@ def _with_shard(claim: Claim, shard: int) -> Claim:
     return msgspec.structs.replace(claim, proof=f"{shard:03x}-{claim.proof}")
 
 
-def _pushed_back(claim: Claim, to: str, local_id: str) -> Push:
+def pushed_back(claim: Claim, to: str, local_id: str) -> Push:
     """The push of a redriven message; if it is repeated, its dedup id makes it add nothing.
 
     That is made of its id in the shard it leaves: it gets another one whenever it comes back.

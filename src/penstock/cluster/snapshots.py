@@ -139,11 +139,11 @@ def keep_snapshot(
     path = snapshot_paths(directory)[0]
     # All entries up to here must be durable before the snapshot is listed and slots are purged.
     wanted = journal.last_sequence
-    kept = yield from _put_chunks(journal.shard, name, path)
+    kept = yield from put_chunks(journal.shard, name, path)
     while journal.durable_sequence < wanted:
         journal.check_usable()
         yield Pause(_DURABLE_MS)
-    listed = yield from _list_snapshot(journal, kept)
+    listed = yield from list_snapshot(journal, kept)
     if listed is None:
         yield from until_answered(DropChunks(journal.shard, name))
         return False
@@ -173,7 +173,8 @@ def note_archive(shard: int, revision: int) -> LogSteps[ChainPoint]:
         return manifest.start
 
 
-def _put_chunks(shard: int, name: str, path: Path) -> LogSteps[KeptSnapshot]:
+def put_chunks(shard: int, name: str, path: Path) -> LogSteps[KeptSnapshot]:
+    """Stores a snapshot's file, which readers find once it is listed. Raises OSError."""
     digest = hashlib.sha256()
     count = 0
     with open(path, "rb") as file:
@@ -184,7 +185,7 @@ def _put_chunks(shard: int, name: str, path: Path) -> LogSteps[KeptSnapshot]:
     return KeptSnapshot(name, count, digest.hexdigest(), offset_of(path))
 
 
-def _list_snapshot(
+def list_snapshot(
     journal: ReplicatedJournal, kept: KeptSnapshot
 ) -> LogSteps[tuple[SnapshotManifest, Sequence[KeptSnapshot]] | None]:
     """Puts the snapshot first in the manifest; the manifest, and the snapshots it dropped.

@@ -76,7 +76,7 @@ def take_over(
     """
     shard = replica.shard
     value = msgspec.json.encode(Ownership(node, claim_id))
-    term = yield from _swap_ownership(shard, value, seen_revision)
+    term = yield from swap_ownership(shard, value, seen_revision)
     opening = pack_extent(Extent(shard, term, 0, 0, node.encode(), opens_term=True))
     # A standby knows the last slot, or one shortly before it. If there are later slots, the log
     # refuses the append, and `append_extent` reads them.
@@ -90,7 +90,7 @@ def take_over(
     return replica.journal(term)
 
 
-def _swap_ownership(shard: int, value: bytes, revision: int) -> LogSteps[int]:
+def swap_ownership(shard: int, value: bytes, revision: int) -> LogSteps[int]:
     """Swaps the ownership register; its new revision. Raises NotOwner."""
     key = owner_key(shard)
     while True:

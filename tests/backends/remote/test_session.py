@@ -11,6 +11,7 @@ from penstock.errors import Overloaded, ProtocolError, UnsupportedOperation
 from penstock.service import ListQueues, PeekIds, PushMany
 from penstock.wire.frames.frames import (
     BATCH,
+    GOODBYE,
     HEADER,
     REPLY,
     REQUEST_MAX,
@@ -120,3 +121,14 @@ def test_the_third_tick_without_bytes_in_a_row_ends_the_connection(session):
     assert [bool(session.silence()) for _ in range(3)] == [True, True, False]
     session.receive(encode_goodbye("it stops"))
     assert [bool(session.silence()) for _ in range(3)] == [True, True, False]
+
+
+def test_a_goodbye_that_comes_with_the_welcome_is_read():
+    session = ClientSession(TcpEndpoint("127.0.0.1", 1))
+    goodbye = pack(GOODBYE, 0, b"\x91\xa8it stops")
+    session.receive(encode_welcome(Welcome("test", 10**6, 10, {})) + goodbye)
+    call = waiting(session, ListQueues())
+    session.lose("it stopped")
+    with pytest.raises(ConnectionLost) as lost:
+        session.outcome(call)
+    assert lost.value.may_be_done is False

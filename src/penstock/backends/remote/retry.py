@@ -73,30 +73,13 @@ class ReopeningClient(Protocol):
     """What the steps need of a client; the calls of one that awaits return awaitables."""
 
     @property
-    def endpoint(self) -> ServerEndpoint:
-        """The address of the server."""
-        ...
-
+    def endpoint(self) -> ServerEndpoint: ...
     @property
-    def reconnect_s(self) -> float:
-        """How long it tries to reconnect before its callers get an error."""
-        ...
-
-    def check_open(self) -> None:
-        """Raises EngineClosed if the client was closed."""
-        ...
-
-    def connect(self, connect_s: float) -> Any:
-        """A new channel. Raises BackendLost, or why the server refuses."""
-        ...
-
-    def reopen(self, lost: Any) -> Any:
-        """The channel that replaces the lost one; the first caller opens it."""
-        ...
-
-    def sleep(self, seconds: float) -> Any:
-        """Waits."""
-        ...
+    def reconnect_s(self) -> float: ...
+    def check_open(self) -> None: ...
+    def connect(self, connect_s: float) -> Any: ...
+    def reopen(self, lost: Any) -> Any: ...
+    def sleep(self, seconds: float) -> Any: ...
 
 
 def is_repeatable(command: object) -> bool:
@@ -116,11 +99,11 @@ def is_repeatable(command: object) -> bool:
     return False
 
 
-def unknown_outcome(endpoint: ServerEndpoint, command: object, lost: ConnectionLost) -> BackendLost:
-    """The error for a request that the server may or may not have executed."""
+def unknown_outcome(where: str, command: object, reason: object) -> BackendLost:
+    """The error for a request that may or may not have been executed there."""
     hint = "; give a push a dedup_id and it is sent again safely"
     return BackendLost(
-        f"{endpoint.shown}: {lost.reason}; whether this {type(command).__name__} was done is "
+        f"{where}: {reason}; whether this {type(command).__name__} was done is "
         f"unknown{hint if isinstance(command, Push | Batch | PushMany) else ''}"
     )
 
@@ -141,6 +124,15 @@ def outcome_of_repeat(command: object, outcome: Any) -> Any:
         return [
             outcome_of_repeat(item, each) for item, each in zip(command.items, outcome, strict=True)
         ]
+    return outcome
+
+
+def reply_of(command: object, outcome: Any, may_be_done: bool) -> Any:
+    """The reply for the caller, if earlier attempts may have been done. Raises StaleReceipt."""
+    if may_be_done:
+        outcome = outcome_of_repeat(command, outcome)
+    if isinstance(outcome, StaleReceipt):
+        raise outcome
     return outcome
 
 
@@ -174,7 +166,7 @@ def repeated(
         client.check_open()
         if lost.may_be_done:
             if not is_repeatable(command):
-                raise unknown_outcome(endpoint, command, lost)
+                raise unknown_outcome(endpoint.shown, command, lost.reason)
             may_be_done = True
         if time.monotonic() > deadline_s:
             raise BackendLost(f"{endpoint.shown}: {lost.reason}, at every attempt")
@@ -189,8 +181,4 @@ def repeated(
             continue
         except StaleReceipt as stale:
             outcome = stale
-        if may_be_done:
-            outcome = outcome_of_repeat(command, outcome)
-        if isinstance(outcome, StaleReceipt):
-            raise outcome
-        return outcome
+        return reply_of(command, outcome, may_be_done)

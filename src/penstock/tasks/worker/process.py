@@ -217,7 +217,7 @@ class WorkerProcess:
             wait_ms = 0 if len(claims) == limit or self._options.burst else WAIT_MS
             if claims:
                 self._empty.discard(queue)
-                self._take(claims)
+                self._accept(claims)
             elif self._options.burst:
                 await self._end_burst(queue)
 
@@ -241,7 +241,7 @@ class WorkerProcess:
             runners.append(self._threads)
         return ahead + min(each.limit - len(each.running) - each.waiting for each in runners)
 
-    def _take(self, claims: Sequence[Claim]) -> None:
+    def _accept(self, claims: Sequence[Claim]) -> None:
         app, cancelled = self._app, self._cancelled
         limited: dict[str, list[HeldTask]] = {}
         ready: list[HeldTask] = []

@@ -29,7 +29,7 @@ class Ledger:
         with self._lock:
             self.pushed.append(message_id)
 
-    def take(self, claim: Claim) -> None:
+    def note_pull(self, claim: Claim) -> None:
         """Notes a claim; a fault if another consumer holds the message."""
         with self._lock:
             if claim.id in self._held:
@@ -58,7 +58,7 @@ def consume(queues: Queues, queue: str, ledger: Ledger, limit: int) -> None:
             if claim.body == STOP:
                 queues.delete(claim)
                 return
-            ledger.take(claim)
+            ledger.note_pull(claim)
             ledger.release(claim)
             if claim.receives == 1 and claim.sequence % 3 == 0:
                 queues.release(claim)
