@@ -375,11 +375,6 @@ class StreamConnection(asyncio.Protocol):
         self.reserved_bytes = wanted
         return stream.unfinished_bytes <= stream.limits.unfinished_bytes_max
 
-    def pause_if_behind(self) -> None:
-        """Pauses reading while too much waits for the disk."""
-        if self.deferred and self.is_full():
-            self.pause_reading()
-
     def pause_reading(self) -> None:
         """Stops reading until `resume_if_able` allows it again."""
         if not self._reading_paused and not self.transport.is_closing():
@@ -404,7 +399,7 @@ class StreamConnection(asyncio.Protocol):
 
     # Requests, which are executed in order.
 
-    def take(self, requests: Sequence[Any], read_bytes: int) -> None:
+    def accept(self, requests: Sequence[Any], read_bytes: int) -> None:
         """Executes requests that were read, or adds them to the backlog.
 
         Some of many stay there for a later turn of the event loop, or until there is room for their
@@ -422,11 +417,13 @@ class StreamConnection(asyncio.Protocol):
             self.pause_reading()
             self.count_backlog(read_bytes)
             self.plan_backlog()
+        elif self.deferred and self.is_full():
+            self.pause_reading()
 
-    def _begin(self, request: Any) -> None:
+    def _begin(self, request: Any, in_turn: bool = False) -> None:
         """Executes a request, or lets it wait in the run queue if its kind is slow."""
         queue = self._run_queue
-        if queue.means_s:
+        if queue.means_s and not in_turn:
             line = self.line_of(request)
             if queue.is_slow(line):
                 self._is_held = True
@@ -448,9 +445,7 @@ class StreamConnection(asyncio.Protocol):
         self.resume_requests()
         # If the server stops, the goodbye says that what is not answered was not done.
         if not (self.ending or self.ignores_requests):
-            began_s = perf_counter()
-            self.execute(request)
-            self._run_queue.note(self.line_of(request), perf_counter() - began_s)
+            self._begin(request, in_turn=True)
         self._stream.flush()
 
     def _end_delay(self) -> None:
@@ -499,10 +494,7 @@ class StreamConnection(asyncio.Protocol):
                 self._count_held()
 
     def plan_backlog(self) -> None:
-        """Plans to take the backlog in the next turn of the loop: other connections have theirs.
-
-        If the connection must wait then, `resume_if_able` plans it again.
-        """
+        """Plans to take the backlog in the next turn of the loop: others have their turn."""
         if not self._backlog_is_planned:
             self._backlog_is_planned = True
             self._stream.loop.call_soon(self._continue_backlog)

@@ -262,13 +262,11 @@ class CarrotConnection(StreamConnection):
         requests = session.feed(data)
         self._server.requests_seen += len(requests)
         if requests:
-            self.take(requests, len(data))
+            self.accept(requests, len(data))
         if session.error is not None:
             self.end_requests()
         if session.frame_bytes or self.reserved_bytes:
             self._check_room(session.frame_bytes)
-        if self.deferred:
-            self.pause_if_behind()
 
     def execute(self, request: SessionRequest) -> None:
         opcode, count, number, queue, body = request

@@ -80,13 +80,11 @@ class FrameConnection(StreamConnection):
                 self.end()
         server.requests_seen += len(frames)
         if frames:
-            self.take(frames, len(data))
+            self.accept(frames, len(data))
         if decoder.error is not None:
             self.end_requests()
         if decoder.frame_bytes > SMALL_BYTES or self.reserved_bytes:
             self._reserve(decoder.frame_bytes)
-        if self.deferred and self.is_full():
-            self.pause_reading()
         server.flush()
 
     def execute(self, request: Frame) -> None:
