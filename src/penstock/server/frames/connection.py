@@ -44,7 +44,7 @@ class FrameConnection(StreamConnection):
         token: str | None = None,
         refuse: Callable[[asyncio.BaseTransport], PenstockError | None] | None = None,
     ) -> None:
-        super().__init__(server)
+        super().__init__(server, server.execute)
         self._server = server
         self._token = token
         # Returns the error if the peer must be refused, or None.
@@ -86,9 +86,6 @@ class FrameConnection(StreamConnection):
         if decoder.frame_bytes > SMALL_BYTES or self.reserved_bytes:
             self._reserve(decoder.frame_bytes)
         server.flush()
-
-    def execute(self, request: Frame) -> None:
-        self._server.execute(self, request)
 
     def line_of(self, request: Frame) -> tuple[str, int, bool, bool]:
         kind, _, body = request
