@@ -1,4 +1,5 @@
 """Connections with many requests each: the code that the frame server and Carrot share.
+Long, because the order of requests and every limit of a connection are here, beside each other.
 
 All answers that are made within one callback of the event loop are sent in one write per
 connection. A connection pauses reading while its peer does not read answers, or while too many of
@@ -21,14 +22,12 @@ from penstock.backends.loop import LoopService, Pending
 from penstock.backends.scheduler import SLOW_S, TURN_S, run_queue
 from penstock.errors import PenstockError, UnavailableError
 from penstock.server.faults import Faults
-from penstock.server.held import COUNTED_BYTES_MIN, HeldBytes
+from penstock.server.held import COUNTED_BYTES_MIN, WRITE_PROGRESS_BYTES, HeldBytes
 from penstock.server.lines import TOKEN_REFUSED, ServerLines
 from penstock.service import Message
 
 # An incomplete frame up to this size is not counted.
 SMALL_BYTES: Final = 64 * 1024
-# What a client must read of its answers within `stall_s_max`, if there is as much.
-WRITE_PROGRESS_BYTES: Final = 16 * 1024
 
 
 class Limits(NamedTuple):
