@@ -8,7 +8,8 @@ import pytest
 from penstock.backends import scheduler
 from penstock.backends.engine.engine import Engine
 from penstock.clock import ManualClock
-from penstock.server.stream import WRITE_PROGRESS_BYTES, Limits
+from penstock.server.held import WRITE_PROGRESS_BYTES
+from penstock.server.stream import Limits
 from penstock.service import CreateQueue, Peek, Pull, Push, Stats
 from penstock.wire.carrot.session import PUT, encode_session_request
 from penstock.wire.frames.bodies import DECODE_REPLY, encode_command

@@ -10,6 +10,7 @@ whose time is that of the schedule and which does no I/O.
 """
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -17,6 +18,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any, Final, cast
 
+from penstock.backends.scheduler import run_queue
 from penstock.cluster.log import LogRequest, LogSteps, Pause
 
 Action = Callable[[], object]
@@ -106,6 +108,8 @@ class SimulatedLoop:
         self._ready: deque[Timer] = deque()
         # In the order in which they were made: a set would have none.
         self._tasks: dict[asyncio.Task[Any], None] = {}
+        # By a clock on which each step of the run queue takes a whole turn.
+        run_queue(cast(asyncio.AbstractEventLoop, self), itertools.count().__next__)
 
     def time(self) -> float:
         """The instant, in seconds."""

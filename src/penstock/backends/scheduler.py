@@ -43,7 +43,10 @@ KINDS_MAX: Final = 256
 class RunQueue:
     """The lines of one event loop, and the kinds of requests that take long."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = perf_counter
+    ) -> None:
+        self._clock = clock
         # Weak: `run_queue` forgets a loop that nobody uses any more.
         self._loop = ref(loop)
         # By kind: how long its requests took on average. Kinds that are far from slow are left out.
@@ -96,7 +99,7 @@ class RunQueue:
         """Runs steps, of those that wait now, for about TURN_S."""
         self._is_planned = False
         lines = self._lines
-        until_s = perf_counter() + TURN_S
+        until_s = self._clock() + TURN_S
         try:
             for _ in range(self._waiting):
                 kind = next(iter(lines))
@@ -106,7 +109,7 @@ class RunQueue:
                     lines[kind] = line
                 self._waiting -= 1
                 step()
-                if perf_counter() > until_s:
+                if self._clock() > until_s:
                     break
         finally:
             # Also if a step has failed.
@@ -122,9 +125,11 @@ def _end_wait(turn: "asyncio.Future[None]") -> None:
 _queues: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, RunQueue]] = WeakKeyDictionary()
 
 
-def run_queue(loop: asyncio.AbstractEventLoop) -> RunQueue:
-    """The one run queue of an event loop."""
+def run_queue(
+    loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = perf_counter
+) -> RunQueue:
+    """The one run queue of an event loop; the first call for a loop says by which clock."""
     queue = _queues.get(loop)
     if queue is None:
-        queue = _queues[loop] = RunQueue(loop)
+        queue = _queues[loop] = RunQueue(loop, clock)
     return queue

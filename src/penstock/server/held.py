@@ -10,6 +10,8 @@ from typing import Final, Protocol
 
 # A connection that holds less is not counted.
 COUNTED_BYTES_MIN: Final = 16 * 1024
+# What a client must read of its answers in the time that it has, if there is as much.
+WRITE_PROGRESS_BYTES: Final = 16 * 1024
 
 
 class MemoryHolder(Protocol):

@@ -25,7 +25,7 @@ from typing import Any, Final, cast
 
 from penstock.backends.scheduler import SLOW_S, STEP_BYTES, TURN_S, run_queue
 from penstock.server.faults import Faults
-from penstock.server.held import COUNTED_BYTES_MIN, HeldBytes
+from penstock.server.held import COUNTED_BYTES_MIN, WRITE_PROGRESS_BYTES, HeldBytes
 from penstock.server.lines import REQUEST_FAILED, REQUEST_REFUSED, ServerLines
 from penstock.server.request import BODY_BYTES_MAX as BODY_BYTES_MAX
 from penstock.server.request import Request as Request
@@ -37,7 +37,6 @@ from penstock.server.response import response as response
 HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 30.0
 WRITE_TIMEOUT_S: Final = 30.0
-WRITE_PROGRESS_BYTES: Final = 16 * 1024
 SWEEP_S: Final = 1.0
 IDLE_SWEEP_S: Final = 60.0
 IDLE_SWEEPS_MAX: Final = 10

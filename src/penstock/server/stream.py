@@ -1,4 +1,5 @@
 """Connections with many requests each: the code that the frame server and Carrot share.
+Long, because the order of requests and every limit of a connection are here, beside each other.
 
 All answers that are made within one callback of the event loop are sent in one write per
 connection. A connection pauses reading while its peer does not read answers, or while too many of
@@ -21,14 +22,12 @@ from penstock.backends.loop import LoopService, Pending
 from penstock.backends.scheduler import SLOW_S, TURN_S, run_queue
 from penstock.errors import PenstockError, UnavailableError
 from penstock.server.faults import Faults
-from penstock.server.held import COUNTED_BYTES_MIN, HeldBytes
+from penstock.server.held import COUNTED_BYTES_MIN, WRITE_PROGRESS_BYTES, HeldBytes
 from penstock.server.lines import TOKEN_REFUSED, ServerLines
 from penstock.service import Message
 
 # An incomplete frame up to this size is not counted.
 SMALL_BYTES: Final = 64 * 1024
-# What a client must read of its answers within `stall_s_max`, if there is as much.
-WRITE_PROGRESS_BYTES: Final = 16 * 1024
 
 
 class Limits(NamedTuple):
@@ -225,6 +224,7 @@ class StreamConnection(asyncio.Protocol):
         "_deferred_bytes",
         "_deferred_max",
         "_delayed_bytes",
+        "_execute",
         "_is_counted",
         "_is_held",
         "_out",
@@ -250,7 +250,9 @@ class StreamConnection(asyncio.Protocol):
         "writing_paused",
     )
 
-    def __init__(self, server: StreamServer) -> None:
+    def __init__(self, server: StreamServer, execute: Callable[[Any, Any], None]) -> None:
+        """`execute(connection, request)` takes a tuple whose last element is the body."""
+        self._execute = execute
         # By request: pulls that wait for a message, and pulls whose claims are not durable yet.
         self.waits: dict[int, Pending] = {}
         self.claiming: dict[int, Pending] = {}
@@ -300,10 +302,6 @@ class StreamConnection(asyncio.Protocol):
         self.since_s = self._stream.loop.time()
 
     # Implemented by each protocol.
-
-    def execute(self, request: Any) -> None:
-        """Executes a request: a tuple whose last element is its body."""
-        raise NotImplementedError
 
     def line_of(self, request: Any) -> Hashable:
         """The request's line in the run queue: those of one line take about as long."""
@@ -375,11 +373,6 @@ class StreamConnection(asyncio.Protocol):
         self.reserved_bytes = wanted
         return stream.unfinished_bytes <= stream.limits.unfinished_bytes_max
 
-    def pause_if_behind(self) -> None:
-        """Pauses reading while too much waits for the disk."""
-        if self.deferred and self.is_full():
-            self.pause_reading()
-
     def pause_reading(self) -> None:
         """Stops reading until `resume_if_able` allows it again."""
         if not self._reading_paused and not self.transport.is_closing():
@@ -404,7 +397,7 @@ class StreamConnection(asyncio.Protocol):
 
     # Requests, which are executed in order.
 
-    def take(self, requests: Sequence[Any], read_bytes: int) -> None:
+    def accept(self, requests: Sequence[Any], read_bytes: int) -> None:
         """Executes requests that were read, or adds them to the backlog.
 
         Some of many stay there for a later turn of the event loop, or until there is room for their
@@ -414,7 +407,16 @@ class StreamConnection(asyncio.Protocol):
         if backlog or self._is_held:
             backlog.extend(requests)
         elif len(requests) == 1:
-            self._begin(requests[0])
+            request = requests[0]
+            if self._run_queue.means_s:
+                self._begin(request)
+            else:
+                # The same as `_begin`, with fewer calls.
+                began_s = perf_counter()
+                self._execute(self, request)
+                took_s = perf_counter() - began_s
+                if took_s > SLOW_S:
+                    self._run_queue.note(self.line_of(request), took_s)
         else:
             backlog.extend(requests)
             self._take_backlog()
@@ -422,11 +424,13 @@ class StreamConnection(asyncio.Protocol):
             self.pause_reading()
             self.count_backlog(read_bytes)
             self.plan_backlog()
+        elif self.deferred and self.is_full():
+            self.pause_reading()
 
-    def _begin(self, request: Any) -> None:
+    def _begin(self, request: Any, in_turn: bool = False) -> None:
         """Executes a request, or lets it wait in the run queue if its kind is slow."""
         queue = self._run_queue
-        if queue.means_s:
+        if queue.means_s and not in_turn:
             line = self.line_of(request)
             if queue.is_slow(line):
                 self._is_held = True
@@ -435,7 +439,7 @@ class StreamConnection(asyncio.Protocol):
                 queue.add(line, partial(self._begin_delayed, request))
                 return
         began_s = perf_counter()
-        self.execute(request)
+        self._execute(self, request)
         took_s = perf_counter() - began_s
         if took_s > SLOW_S or queue.means_s:
             queue.note(self.line_of(request), took_s)
@@ -448,9 +452,7 @@ class StreamConnection(asyncio.Protocol):
         self.resume_requests()
         # If the server stops, the goodbye says that what is not answered was not done.
         if not (self.ending or self.ignores_requests):
-            began_s = perf_counter()
-            self.execute(request)
-            self._run_queue.note(self.line_of(request), perf_counter() - began_s)
+            self._begin(request, in_turn=True)
         self._stream.flush()
 
     def _end_delay(self) -> None:
@@ -499,10 +501,7 @@ class StreamConnection(asyncio.Protocol):
                 self._count_held()
 
     def plan_backlog(self) -> None:
-        """Plans to take the backlog in the next turn of the loop: other connections have theirs.
-
-        If the connection must wait then, `resume_if_able` plans it again.
-        """
+        """Plans to take the backlog in the next turn of the loop: others have their turn."""
         if not self._backlog_is_planned:
             self._backlog_is_planned = True
             self._stream.loop.call_soon(self._continue_backlog)

@@ -442,7 +442,7 @@ def test_a_fault_is_answered_counted_and_printed_in_one_line(query_data, capfd):
         raise ZeroDivisionError("a secret")
 
     try:
-        server.call(setattr, server.running._http, "answer", fail)
+        server.call(setattr, server.running._http, "route", fail)
         for _ in range(3):
             received = exchange(server, GET)
             assert received.startswith(b"HTTP/1.1 500 ")

@@ -58,7 +58,7 @@ def _is_above(limit: object, least: int, most: int) -> bool:
 
 
 def _pull(engine: Engine, pull: Pull) -> Steps[list[Claim]] | None:
-    if pull.limit == 1 or not _is_above(pull.limit, engine.settle_max, PULL_LIMIT_MAX):
+    if not _is_above(pull.limit, engine.settle_max, PULL_LIMIT_MAX):
         return None
     return _pull_steps(engine, pull)
 

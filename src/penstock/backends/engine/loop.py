@@ -92,7 +92,12 @@ class LoopEngine:
     # Commands.
 
     def submit(self, command: Command[R]) -> R | Pending:
-        if type(command) in MAY_BE_LONG and steps_of(self.engine, command) is not None:
+        if (
+            type(command) in MAY_BE_LONG
+            # Most pulls are for one message.
+            and getattr(command, "limit", 0) != 1
+            and steps_of(self.engine, command) is not None
+        ):
             return self._run_long(command)
         try:
             reply = self.engine.submit(command)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from penstock.backends.scheduler import STEP_BYTES
 from penstock.errors import MessageTooLarge, Overloaded, PenstockError, ProtocolError
 from penstock.server.carrot.server import CarrotServer, HeldClaim, make_create, make_push
-from penstock.server.carrot.sessions import TAKE
+from penstock.server.carrot.sessions import execute_request
 from penstock.server.frames.tcp import TcpAddress, open_listener, prepare_tcp
 from penstock.server.stream import StreamConnection
 from penstock.server.tls import ServerTls
@@ -59,7 +59,6 @@ class CarrotConnection(StreamConnection):
         "_buffer",
         "_is_admitted",
         "_last_key",
-        "_server",
         "_session",
         "_single",
         "_timer",
@@ -67,16 +66,17 @@ class CarrotConnection(StreamConnection):
         "held",
         "holder",
         "last_tag",
+        "server",
     )
 
     def __init__(self, server: CarrotServer) -> None:
-        super().__init__(server)
+        super().__init__(server, execute_request)
         # The claims whose messages were sent, by tag.
         self.held: dict[int, HeldClaim] = {}
         self.last_tag = 0
         # Who claims messages, for their history; the reads of each connection wait in turns.
         self.holder = "carrot"
-        self._server = server
+        self.server = server
         self._buffer = bytearray()
         self._is_admitted = False
         self._single: SingleRequest | None = None
@@ -91,9 +91,9 @@ class CarrotConnection(StreamConnection):
         peer = transport.get_extra_info("peername")
         if peer:
             self.holder = f"carrot ({peer[0]}:{peer[1]})"
-        error = self._server.enter(self)
+        error = self.server.enter(self)
         if error is not None:
-            self.transport.write(encode_answer(ERROR, self._server.reason(error)))
+            self.transport.write(encode_answer(ERROR, self.server.reason(error)))
             self.end()
 
     def next_key(self) -> int:
@@ -108,16 +108,20 @@ class CarrotConnection(StreamConnection):
             return
         session = self._session
         if session is not None:
-            self._take_session(session, data)
+            requests = session.feed(data)
+            if requests:
+                self.accept(requests, len(data))
+            if session.error is not None or session.frame_bytes or self.reserved_bytes:
+                self._check_session(session)
         elif self._single is None:
             self._buffer += data
             try:
                 self._take_start()
             except ProtocolError as error:
-                self._end_single(ERROR, self._server.reason(error))
+                self._end_single(ERROR, self.server.reason(error))
         elif self._verdict is None and self._single.opcode == READ:
             self._take_verdict(data[0])
-        self._server.flush()
+        self.server.flush()
 
     def _take_start(self) -> None:
         """Takes the token, and the first request when it is complete."""
@@ -131,11 +135,11 @@ class CarrotConnection(StreamConnection):
                 del buffer[:end]
             else:
                 token = b""
-            wanted = self._server.token
+            wanted = self.server.token
             if wanted is not None and not compare_digest(token, wanted):
                 reason = "the broker requires a token, and the client's is missing or wrong"
-                self._server.tell_refused_token("carrot", self.transport)
-                self._end_single(ERROR, self._server.refusal(DENIED, reason))
+                self.server.tell_refused_token("carrot", self.transport)
+                self._end_single(ERROR, self.server.refusal(DENIED, reason))
                 return
             self._is_admitted = True
         if not buffer:
@@ -143,14 +147,15 @@ class CarrotConnection(StreamConnection):
         if buffer[0] in REQUEST_LIMITS:
             self._session = SessionDecoder()
             data, self._buffer = bytes(buffer), bytearray()
-            self._take_session(self._session, data)
+            self.accept(self._session.feed(data), len(data))
+            self._check_session(self._session)
             return
         self._single = read_request(buffer)
         if self._single is not None:
             rest = buffer[len(self._single.queue) + 2 :]
             self._buffer = bytearray()
-            self._server.requests_seen += 1
-            self._server.requests[self._single.opcode] += 1
+            self.server.requests_seen += 1
+            self.server.requests[self._single.opcode] += 1
             if self._single.opcode == READ and rest:
                 self._verdict = rest[0]
             self._begin_single(self._single)
@@ -161,7 +166,7 @@ class CarrotConnection(StreamConnection):
         opcode, queue, message = request
         command: Command[Any]
         if opcode == WRITE:
-            name, group = self._server.name_of(queue.encode("latin-1"))
+            name, group = self.server.name_of(queue.encode("latin-1"))
             command = make_push(name, group, message)
         elif opcode == READ:
             command = Pull(queue, holder=self.holder)
@@ -169,7 +174,7 @@ class CarrotConnection(StreamConnection):
             command = make_create(queue, {})
         else:
             command = DeleteQueue(queue)
-        self._server.execute(self, command, self._finish_single, self._refuse_single)
+        self.server.execute(self, command, self._finish_single, self._refuse_single)
 
     def _finish_single(self, reply: Any) -> None:
         assert self._single is not None
@@ -180,13 +185,13 @@ class CarrotConnection(StreamConnection):
         text = reply.id.encode() if opcode == WRITE else b""
         self._end_single(SUCCESS, text)
         if opcode not in (WRITE, ADD):
-            self._server.cancel_reads(queue)
+            self.server.cancel_reads(queue)
 
     def _refuse_single(self, error: PenstockError) -> None:
-        self._end_single(ERROR, self._server.reason(error))
+        self._end_single(ERROR, self.server.reason(error))
 
     def _send_message(self, claims: list[Claim]) -> None:
-        server = self._server
+        server = self.server
         if not claims:
             self._end_single(ERROR, server.refusal(EMPTY, "the queue has no message to read"))
             return
@@ -208,25 +213,25 @@ class CarrotConnection(StreamConnection):
             self._set_timer(claim.deadline_ms)
 
     def _set_timer(self, deadline_ms: int) -> None:
-        left_ms = deadline_ms - self._server.service.now_ms()
-        self._timer = self._server.loop.call_later(max(0, left_ms) / 1_000, self._check_timer)
+        left_ms = deadline_ms - self.server.service.now_ms()
+        self._timer = self.server.loop.call_later(max(0, left_ms) / 1_000, self._check_timer)
 
     def _check_timer(self) -> None:
         held = self.held.get(_SINGLE)
         if held is None or self.ending:
             return
-        if self._server.service.now_ms() < held.deadline_ms:
+        if self.server.service.now_ms() < held.deadline_ms:
             self._set_timer(held.deadline_ms)
             return
         reason = "no acknowledgement came in time; the message is at the front of its queue again"
-        self._end_single(ERROR, self._server.refusal(TIMEOUT, reason))
-        self._server.flush()
+        self._end_single(ERROR, self.server.refusal(TIMEOUT, reason))
+        self.server.flush()
 
     def cancel_read(self) -> None:
         """Ends a single read whose queue was removed before the verdict on its message."""
         reason = "the queue was removed before the message was acknowledged"
-        self._end_single(ERROR, self._server.refusal(REMOVED, reason))
-        self._server.plan_flush()
+        self._end_single(ERROR, self.server.refusal(REMOVED, reason))
+        self.server.plan_flush()
 
     def _take_verdict(self, verdict: int) -> None:
         """Deletes or releases the message; an early verdict is kept until the message is sent."""
@@ -236,13 +241,13 @@ class CarrotConnection(StreamConnection):
             return
         if verdict not in (ACK, NACK):
             error = ProtocolError(f"{verdict:#04x} is neither ACK nor NACK; it counts as NACK")
-            self._end_single(ERROR, self._server.reason(error))
+            self._end_single(ERROR, self.server.reason(error))
             return
         del self.held[_SINGLE]
-        self._server.forget_verdict(self, held.queue)
+        self.server.forget_verdict(self, held.queue)
         command: Command[Any] = (Delete if verdict == ACK else Release)(held.queue, held.proof)
         text = b"" if verdict == ACK else b"the message is at the front of its queue again"
-        server = self._server
+        server = self.server
         server.execute(
             self,
             command,
@@ -258,23 +263,12 @@ class CarrotConnection(StreamConnection):
 
     # A session.
 
-    def _take_session(self, session: SessionDecoder, data: bytes) -> None:
-        requests = session.feed(data)
-        self._server.requests_seen += len(requests)
-        if requests:
-            self.take(requests, len(data))
+    def _check_session(self, session: SessionDecoder) -> None:
+        """Ends the session after bytes that are no request, or if there is no room for one."""
         if session.error is not None:
             self.end_requests()
         if session.frame_bytes or self.reserved_bytes:
             self._check_room(session.frame_bytes)
-        if self.deferred:
-            self.pause_if_behind()
-
-    def execute(self, request: SessionRequest) -> None:
-        opcode, count, number, queue, body = request
-        server = self._server
-        server.requests[opcode] += 1
-        TAKE[opcode](server, self, count, number, queue, body)
 
     def line_of(self, request: SessionRequest) -> tuple[str, int, bool, bool]:
         opcode, count, _, _, body = request
@@ -296,12 +290,12 @@ class CarrotConnection(StreamConnection):
     def _refuse_session(self, error: PenstockError) -> None:
         """Ends the session with an answer about the connection, which has number 0."""
         if not self.ending:
-            self.send(encode_session_answer(ERROR, 0, self._server.reason(error)))
+            self.send(encode_session_answer(ERROR, 0, self.server.reason(error)))
             self.end()
 
     def refuse(self, number: int, error: PenstockError) -> None:
         """Queues an ERROR as the answer to a request of a session."""
-        self.send(encode_session_answer(ERROR, number, self._server.reason(error)))
+        self.send(encode_session_answer(ERROR, number, self.server.reason(error)))
 
     # The end.
 
@@ -321,25 +315,25 @@ class CarrotConnection(StreamConnection):
         if not self._buffer:
             self.abort()
             return
-        self._end_single(ERROR, self._server.reason(ProtocolError(reason)))
-        self._server.flush()
+        self._end_single(ERROR, self.server.reason(ProtocolError(reason)))
+        self.server.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         held, self.held = self.held, {}
         if self._single is not None and _SINGLE in held:
-            self._server.forget_verdict(self, held[_SINGLE].queue)
+            self.server.forget_verdict(self, held[_SINGLE].queue)
         super().connection_lost(error)
         if held:
-            self._server.release(list(held.values()))
+            self.server.release(list(held.values()))
 
     def send_failure(self, error: PenstockError) -> None:
-        self._send_last(self._server.reason(error))
+        self._send_last(self.server.reason(error))
 
     def send_goodbye(self, reason: str) -> None:
         if not self.ending:
-            self._send_last(self._server.refusal(STOPPING, reason))
+            self._send_last(self.server.refusal(STOPPING, reason))
 
     def _send_last(self, reason: bytes) -> None:
         if self._session is None:
@@ -356,8 +350,8 @@ class CarrotConnection(StreamConnection):
             self.check_standstill(now_s, session.is_amid_frame, seen)
         elif self._single is not None:
             self.check_standstill(now_s, False, (0, 0))
-        elif now_s - self.since_s > self._server.limits.hello_s_max:
-            limit_s = self._server.limits.hello_s_max
+        elif now_s - self.since_s > self.server.limits.hello_s_max:
+            limit_s = self.server.limits.hello_s_max
             self._refuse_start(f"no whole request came within {limit_s:g} s of connecting")
 
 

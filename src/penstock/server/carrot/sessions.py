@@ -50,6 +50,7 @@ from penstock.wire.carrot.session import (
     UINT,
     WAIT_BY_QUEUE,
     GivenMessage,
+    SessionRequest,
     encode_done,
     encode_given,
     encode_one,
@@ -518,3 +519,12 @@ TAKE: Final[dict[int, Callable[..., None]]] = {
     SESSION_ADD: _add,
     SESSION_REMOVE: _remove,
 }
+
+
+def execute_request(connection: "CarrotConnection", request: SessionRequest) -> None:
+    """Executes one request of a session."""
+    opcode, count, number, queue, body = request
+    server = connection.server
+    server.requests_seen += 1
+    server.requests[opcode] += 1
+    TAKE[opcode](server, connection, count, number, queue, body)

@@ -44,7 +44,7 @@ class FrameConnection(StreamConnection):
         token: str | None = None,
         refuse: Callable[[asyncio.BaseTransport], PenstockError | None] | None = None,
     ) -> None:
-        super().__init__(server)
+        super().__init__(server, server.execute)
         self._server = server
         self._token = token
         # Returns the error if the peer must be refused, or None.
@@ -80,17 +80,12 @@ class FrameConnection(StreamConnection):
                 self.end()
         server.requests_seen += len(frames)
         if frames:
-            self.take(frames, len(data))
+            self.accept(frames, len(data))
         if decoder.error is not None:
             self.end_requests()
         if decoder.frame_bytes > SMALL_BYTES or self.reserved_bytes:
             self._reserve(decoder.frame_bytes)
-        if self.deferred and self.is_full():
-            self.pause_reading()
         server.flush()
-
-    def execute(self, request: Frame) -> None:
-        self._server.execute(self, request)
 
     def line_of(self, request: Frame) -> tuple[str, int, bool, bool]:
         kind, _, body = request
