@@ -154,7 +154,7 @@ def test_an_engine_without_queues_is_no_engine_to_count_with(place, capsys):
 
 def test_a_page_that_cannot_be_written_is_refused_before_any_work(place, capsys, monkeypatch):
     Lake.open("lake", create=True)
-    monkeypatch.setattr("penstock.cli.lake.report.open_spark", lambda _: pytest.fail("it began"))
+    monkeypatch.setattr("penstock.cli.lake.report.spark_opener", lambda _: pytest.fail("it began"))
     assert cli.main(["pipeline", "report", "--lake", "lake", "--output", "/proc/page.html"]) == 2
     said = "--output: '/proc/page.html' cannot be written: No such file or directory"
     assert said in only_sentence(capsys)

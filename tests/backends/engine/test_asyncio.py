@@ -72,7 +72,7 @@ def test_closing_ends_the_waits_of_all_callers(quick_path):
         return [reply for reply in replies if isinstance(reply, PushReply)], replies
 
     answered, replies = asyncio.run(main())
-    assert all(isinstance(reply, str | PenstockError) for reply in replies)
+    assert all(isinstance(reply, PushReply | PenstockError) for reply in replies)
     engine = open_engine(quick_path / "store", file_bytes=131_072)
     assert engine.shard.names["q"].visible >= len(answered)
     engine.close()

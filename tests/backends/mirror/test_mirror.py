@@ -137,7 +137,7 @@ def test_queues_and_messages_appear_on_the_mirror_as_they_were_made(pair):
     assert pair.sync().behind_bytes == 0
     pair.check_same()
     copied = pair.mirror.describe("orders").settings
-    assert (copied.visibility_ms, copied.priority_age_ms) == (5_000, 60_000)
+    assert (copied.visibility_timeout, copied.priority_age) == (5, 60)
     assert pair.mirror.describe("line.fifo").settings.fifo
 
 

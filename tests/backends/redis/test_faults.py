@@ -88,9 +88,9 @@ class RedisLoad:
         while not self._stop.is_set():
             number += 1
             body = f"{threading.get_ident()}-{number}"
-            message_id = self._timed(lambda body=body: self.queues.push("load", body))
-            if message_id is not None:
-                self.answered.append(message_id)
+            reply = self._timed(lambda body=body: self.queues.push("load", body))
+            if reply is not None:
+                self.answered.append(reply.id)
 
     def _consume(self):
         while not self._finish.is_set():
