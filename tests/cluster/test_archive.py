@@ -9,7 +9,7 @@ from penstock.cluster.archive import ShardArchive, shard_directory
 from penstock.cluster.journal import NO_ARCHIVE
 from penstock.cluster.open import open_node
 from penstock.core.events import Pushed, QueueCreated
-from penstock.errors import CorruptEntry, JournalError, StoreFull, StoreUnusable
+from penstock.errors import CorruptEntry, JournalError, StoreFull, StoreInUse, StoreUnusable
 from penstock.journal import codec
 from penstock.journal.entry import join
 from penstock.journal.reader import JournalReader
@@ -52,7 +52,7 @@ def test_an_owner_continues_where_the_one_before_it_ended(tmp_path):
     reached = first.write(b"".join(stream[:40]))
     assert reached == len(b"".join(stream[:40]))
     second = ShardArchive(tmp_path, IDENTITY, SMALL)
-    with pytest.raises(StoreUnusable):
+    with pytest.raises(StoreInUse):
         # One writer at a time.
         second.open(0, 1, len(whole))
     first.close()

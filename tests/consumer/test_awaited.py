@@ -243,7 +243,9 @@ def test_work_whose_call_returns_a_generator_loses_no_message():
 
         await queues.push("orders", "a")
         for work in (lambda claim: generate(claim), wrapped):
-            with pytest.raises(penstock.InvalidField, match="work: its call returned a generator"):
+            with pytest.raises(
+                penstock.errors.InvalidField, match="work: its call returned a generator"
+            ):
                 await queues.consume("orders", idle=0).run(work)
             assert sum(await stats(queues)) == 1
             clock.advance(seconds=10)

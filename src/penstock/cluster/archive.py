@@ -75,7 +75,7 @@ class ShardArchive:
         """Opens the files; returns the position of the stream at which they end.
 
         A new archive begins at `first_position`, the oldest position that is still available.
-        Raises StoreUnusable, also while another process has the files open.
+        Raises StoreUnusable, or StoreInUse while another process has the files open.
         """
         with self._using:
             if self._is_closed:

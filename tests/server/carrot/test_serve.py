@@ -324,7 +324,7 @@ def test_a_client_of_another_port_gets_the_error_that_it_is_no_broker(server):
         (lambda client: client.get("orders", wait=-1), "wait: -1 s is outside"),
         (lambda client: client.get_many("orders", 0), "limit: expected a whole number from 1"),
         (lambda client: client.get_many("orders", "2"), "limit: expected a whole number from 1"),
-        (lambda client: client.extend([], 10**8), "seconds: "),
+        (lambda client: client.extend([], 10**8), "duration: "),
         (lambda client: client.add("orders", max_messages=1.5), "max_messages: expected a whole"),
         (lambda client: client.add("no/name"), "queue: "),
         (lambda client: connect("127.0.0.1", 99_999), "port: expected a whole number from 1 to"),
