@@ -246,7 +246,7 @@ def test_a_reader_of_the_lines_that_is_stuck_does_not_stop_the_server(monkeypatc
     [
         (("--log-format", "xml"), "log_format: 'xml' is none of text, json"),
         (("--slow-request", "0"), "slow_request: expected more than 0"),
-        (("--slow-request", "x"), "invalid float value"),
+        (("--slow-request", "x"), "'x' is not a duration"),
     ],
 )
 def test_a_wrong_setting_of_the_lines_is_one_error(arguments, complaint):
