@@ -226,6 +226,38 @@ def test_claims_and_deletes_that_an_idle_service_lost_are_repeated(quick_path):
     engine.close()
 
 
+def test_a_lost_claim_whose_message_is_not_found_yet_is_made_when_it_is_there_again(quick_path):
+    """As a broker that gives back late what a lost connection held."""
+    workload = Workload(quick_path)
+    engine = WithoutDedup(Engine(clock=workload.clock))
+    service = LosesConnection(engine, 0, "not done")
+    follower = FOLLOWER(str(workload.path), service, pause=no_pause, now_ms=workload.clock.now_ms)
+    follower.start()
+    primary, mirrored = workload.primary, QUEUES(engine)
+    primary.create("orders")
+    primary.push_many("orders", [b"0", b"1", b"2"])
+    follower.catch_up()
+    primary.pull("orders")
+    follower.catch_up()
+    assert mirrored.stats("orders").in_flight == 1
+    for claim in service._claims:
+        with suppress(PenstockError):
+            engine.execute(Release(claim.queue, claim.proof))
+    hidden = mirrored.pull("orders")
+    assert hidden.body == b"0"
+    follower._target.search_missing(forget=False)
+    # A claim that comes later holds, and is not the one that is looked at.
+    primary.pull("orders")
+    follower.catch_up()
+    mirrored.release(hidden)
+    follower._target.search_missing(forget=False)
+    assert shown(mirrored, "orders") == shown(primary, "orders") == [(b"2", 0)]
+    assert mirrored.stats("orders").in_flight == 2
+    follower.close()
+    primary.close()
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("kind", "how"),
     [

@@ -142,7 +142,8 @@ def test_a_message_keeps_its_attributes_as_headers(rabbit, store, name):
 def test_a_broker_stopped_or_killed_under_load_has_every_message_once(rabbit, store, name, how):
     """Row 12: RabbitMQ is stopped or killed in the middle of a load, and comes back."""
     with connect(f"mirror:?primary=file:{store}&mirror={rabbit.url}") as queues:
-        queues.create(name)
+        # What is held to the end must not run out while the broker starts again.
+        queues.create(name, visibility_timeout=600)
         held = []
         for turn in range(30):
             queues.push_many(name, [b"%d.%d" % (turn, i) for i in range(20)])

@@ -572,7 +572,11 @@ class MirrorTarget:
             self._held[number] = lost[number]._replace(receipt=claim.proof)
         self._calls.batch([self._renewal(self._held[number]) for number in found])
         self._add_missing(name, wanted & ended)
-        return copies.keys() | {n for n, each in self._held.items() if each.queue == name}
+        present = copies.keys() | {n for n, each in self._held.items() if each.queue == name}
+        # A broker may give back what a lost connection held only after it was read: claims that
+        # were not found come first, where the next check of the claims sees that they have ended.
+        self._held = {n: each for n, each in lost.items() if n not in found} | self._held
+        return present
 
     def _plan_duplicate_search(self, name: str, pushes: Iterable[Push]) -> None:
         """Plans to read a queue again when possible duplicates of these pushes are visible."""
